@@ -1,0 +1,1 @@
+"""GPT-2 as one spec tree and pure functions of explicit parameters."""

@@ -1,0 +1,132 @@
+"""GPT-2 (Radford et al. 2019) as pure functions: pre-LayerNorm blocks, tanh GELU, learned positions, tied head.
+
+`block` is the model; `forward` scans it over the stacked layers. Training and decoding differ only in the `attend`
+they hand to it. Axis letters are those of `podling.model.spec`.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from podling.config import ModelConfig
+from podling.model.attention import MASKED, attention, causal_mask
+from podling.model.ops import dropout, einsum, layer_norm
+from podling.model.spec import Block, Params, compute_params, param_specs
+from podling.parallel.rules import compute_spec
+
+Heads = Float[Array, "B T H K"]
+Attend = Callable[[Heads, Heads, Heads], Heads]
+
+REMAT = {
+    "none": lambda f: f,
+    "dots": partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable),
+    "full": jax.checkpoint,
+}
+
+
+def forward(
+    params: Params,
+    tokens: Int[Array, "B T"],
+    cfg: ModelConfig,
+    *,
+    dtype: Any = jnp.float32,
+    remat: str = "none",
+    dropout_key: jax.Array | None = None,
+) -> Float[Array, "B T D"]:
+    """Hidden states after the final LayerNorm; `logits` or `cross_entropy` turn them into predictions.
+
+    Args:
+        tokens: ids below `cfg.vocab_size`, T <= context. JAX clamps ids out of range silently, so ids are checked
+            where data is made.
+        dtype: compute precision; parameters are float32 and cast where they are used.
+        remat: what the backward pass recomputes, a key of `REMAT`.
+        dropout_key: None turns dropout off.
+    """
+    mask = causal_mask(tokens.shape[1])
+
+    def layer(x: Float[Array, "B T D"], inputs: tuple[Block, Array]) -> tuple[Float[Array, "B T D"], None]:
+        p, index = inputs
+        keys = layer_keys(dropout_key, index)
+        attend = partial(attention, mask=mask, dropout_rate=cfg.dropout, dropout_key=keys[0])
+        return block(x, p, cfg, attend, dropout_keys=keys[1:]), None
+
+    with jax.named_scope("embedding"):
+        x = embed(params, tokens, jnp.arange(tokens.shape[1]), cfg, dtype)
+        x = dropout(x, cfg.dropout, None if dropout_key is None else jax.random.fold_in(dropout_key, cfg.layers))
+    x, _ = jax.lax.scan(REMAT[remat](layer), x, (params.blocks, jnp.arange(cfg.layers)))
+    with jax.named_scope("final_norm"):
+        return layer_norm(x, params.final_scale, params.final_bias)
+
+
+def layer_keys(key: jax.Array | None, index: Array) -> tuple[jax.Array | None, ...]:
+    """One layer's dropout keys: attention weights, attention output, MLP output."""
+    return (None, None, None) if key is None else tuple(jax.random.split(jax.random.fold_in(key, index), 3))
+
+
+def embed(
+    params: Params,
+    tokens: Int[Array, "B T"],
+    positions: Int[Array, " T"] | Int[Array, "B T"],
+    cfg: ModelConfig,
+    dtype: Any,
+) -> Float[Array, "B T D"]:
+    """Token plus position embeddings in the compute dtype; positions are shared by the rows or given for each."""
+    specs = param_specs(cfg)
+    table = compute_params(params.token_embed, specs.token_embed, dtype)
+    places = compute_params(params.pos_embed, specs.pos_embed, dtype)
+    out_sharding = compute_spec("batch", "sequence", "embed")
+    if positions.ndim == 1:
+        return table.at[tokens].get(out_sharding=out_sharding) + places[positions]
+    return table.at[tokens].get(out_sharding=out_sharding) + places.at[positions].get(out_sharding=out_sharding)
+
+
+def block(
+    x: Float[Array, "B T D"],
+    p: Block,
+    cfg: ModelConfig,
+    attend: Attend,
+    *,
+    dropout_keys: tuple[jax.Array | None, ...] = (None, None),
+) -> Float[Array, "B T D"]:
+    """One pre-LayerNorm transformer block.
+
+    Args:
+        x: the residual stream in the compute dtype.
+        p: one layer's parameters (no layer axis), float32 as stored; gathered here, so that under remat the backward
+            pass gathers them again and no device keeps more than one layer's full weights.
+        attend: maps queries, keys and values to attention outputs; closes over the mask or the KV cache.
+        dropout_keys: for the two additions to the residual stream.
+    """
+    p = compute_params(p, param_specs(cfg).blocks, x.dtype)
+    with jax.named_scope("attention"):
+        h = layer_norm(x, p.ln1_scale, p.ln1_bias)
+        # [qkv, B, T, N]: each of the three is contiguous, and N splits over `tensor` by whole heads.
+        qkv = einsum("btd,cdn->cbtn", h, p.qkv_kernel) + p.qkv_bias[:, None, None]
+        q, k, v = (part.reshape(*part.shape[:2], cfg.heads, cfg.head_dim) for part in qkv)
+        h = attend(q, k, v)
+        h = h.reshape(*h.shape[:2], cfg.heads * cfg.head_dim)
+        h = einsum("btn,nd->btd", h, p.out_kernel, out_axes=("batch", "sequence", "embed")) + p.out_bias
+        x = x + dropout(h, cfg.dropout, dropout_keys[0])
+    with jax.named_scope("mlp"):
+        h = layer_norm(x, p.ln2_scale, p.ln2_bias)
+        h = jax.nn.gelu(einsum("btd,df->btf", h, p.up_kernel) + p.up_bias, approximate=True)
+        h = einsum("btf,fd->btd", h, p.down_kernel, out_axes=("batch", "sequence", "embed")) + p.down_bias
+        return x + dropout(h, cfg.dropout, dropout_keys[1])
+
+
+def logits(params: Params, hidden: Float[Array, "B T D"], cfg: ModelConfig) -> Float[Array, "B T V"]:
+    """Float32 scores of every vocabulary entry, padding included."""
+    return head(compute_params(params.token_embed, param_specs(cfg).token_embed, hidden.dtype), hidden, cfg)
+
+
+def head(table: Float[Array, "V D"], hidden: Float[Array, "B T D"], cfg: ModelConfig) -> Float[Array, "B T V"]:
+    """The tied output projection, with the columns that only pad the vocabulary put where they can never win."""
+    scores = einsum("btd,vd->btv", hidden, table, out_dtype=jnp.float32)
+    if table.shape[0] == cfg.vocab_size:
+        return scores
+    column = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 2, out_sharding=jax.typeof(scores).sharding)
+    return jnp.where(column < cfg.vocab_size, scores, MASKED)

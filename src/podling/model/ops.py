@@ -1,0 +1,45 @@
+"""The few operations everything else is made of."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from podling.parallel.rules import compute_spec
+
+LN_EPS = 1e-5
+
+
+def einsum(
+    subscripts: str, x: Array, y: Array, *, out_axes: tuple[str, ...] | None = None, out_dtype: jnp.dtype | None = None
+) -> Array:
+    """Contract in the operands' dtype; float32 means float32 also on a TPU, whose default would be bfloat16 passes.
+
+    Args:
+        out_axes: logical axes of the result, where a contraction over a sharded axis leaves the layout open.
+        out_dtype: accumulate into this dtype instead of rounding back to the operands' own.
+    """
+    precision = "highest" if x.dtype == jnp.float32 else None
+    out_sharding = None if out_axes is None else compute_spec(*out_axes)
+    return jnp.einsum(
+        subscripts, x, y, precision=precision, preferred_element_type=out_dtype, out_sharding=out_sharding
+    )
+
+
+def layer_norm(
+    x: Float[Array, "*B D"], scale: Float[Array, " D"], bias: Float[Array, " D"], eps: float = LN_EPS
+) -> Float[Array, "*B D"]:
+    """LayerNorm (Ba et al. 2016) with float32 statistics, returned in x's dtype."""
+    wide = x.astype(jnp.float32)
+    centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+    return (centred * jax.lax.rsqrt(variance + eps) * scale + bias).astype(x.dtype)
+
+
+def dropout(x: Array, rate: float, key: jax.Array | None) -> Array:
+    """Zero each element with probability `rate` and scale the rest by 1/(1-rate); no key, no dropout."""
+    if key is None or rate == 0.0:
+        return x
+    sharding = jax.typeof(x).sharding
+    out_sharding = None if sharding.mesh.empty else sharding.spec
+    keep = jax.random.bernoulli(key, 1.0 - rate, x.shape, out_sharding=out_sharding)
+    return jnp.where(keep, x / (1.0 - rate), jnp.zeros_like(x))

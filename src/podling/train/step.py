@@ -1,0 +1,122 @@
+"""The training step: one pure function of (state, batch), compiled once, its state donated."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int
+
+from podling.config import Config
+from podling.model.gpt import forward
+from podling.model.loss import cross_entropy
+from podling.model.spec import Params, init_params
+from podling.train.optimizer import make_optimizer
+from podling.train.schedule import learning_rate
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState:
+    """All that a step reads and writes."""
+
+    step: Any  # i32 []: updates made so far
+    params: Params
+    opt_state: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DeviceBatch:
+    """One optimizer step's sequences, cut into M micro-batches; scored where the weight is not zero."""
+
+    inputs: Any  # i32 [M, B, T]
+    targets: Any  # i32 [M, B, T]
+    weights: Any  # f32 [M, B, T]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class StepMetrics:
+    """What a step says about itself; read by the host one step late."""
+
+    loss: Any  # f32 []: nats per token, mean over the step's weights
+    grad_norm: Any  # f32 []: before clipping
+    lr: Any  # f32 []
+    finite: Any  # bool []: False means the state was left as it was
+
+
+StepFunction = Callable[[TrainState, DeviceBatch], tuple[TrainState, StepMetrics]]
+
+
+def init_state(config: Config) -> TrainState:
+    """The state before the first step; run it under jit with `out_shardings`, so that leaves are born sharded."""
+    params = init_params(config.model, key=jax.random.key(config.train.seed))
+    optimizer = make_optimizer(config.optimizer, config.model, config.train.steps)
+    return TrainState(step=jnp.int32(0), params=params, opt_state=optimizer.init(params))
+
+
+def make_train_step(config: Config, dtype: Any) -> StepFunction:
+    """Close the configuration over the pure step, ready for `jax.jit(..., donate_argnums=0)`.
+
+    Args:
+        config: resolved (`vocab_size`, `steps` known).
+        dtype: compute precision.
+    """
+    optimizer = make_optimizer(config.optimizer, config.model, config.train.steps)
+    schedule = learning_rate(config.optimizer, config.train.steps)
+    # Separate from the initialisation's keys, which fold leaf indices into the seed itself.
+    dropout_root = jax.random.fold_in(jax.random.key(config.train.seed), 2**31 - 1)
+
+    def train_step(state: TrainState, batch: DeviceBatch) -> tuple[TrainState, StepMetrics]:
+        key = jax.random.fold_in(dropout_root, state.step) if config.model.dropout > 0 else None
+        nll, count, grads = sum_gradients(state.params, batch, config, dtype, key)
+        loss = nll / count
+        grads = jax.tree.map(lambda g: g / count, grads)
+        with jax.named_scope("optimizer"):
+            grad_norm = optax.global_norm(grads)
+            updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+            params = optax.apply_updates(state.params, updates)
+            new = TrainState(step=state.step + 1, params=params, opt_state=opt_state)
+        finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+        # A non-finite update never reaches the state: whatever is saved is good.
+        kept = jax.tree.map(lambda after, before: jnp.where(finite, after, before), new, state)
+        return kept, StepMetrics(loss=loss, grad_norm=grad_norm, lr=schedule(state.step), finite=finite)
+
+    return train_step
+
+
+def sum_gradients(
+    params: Params, batch: DeviceBatch, config: Config, dtype: Any, key: jax.Array | None
+) -> tuple[Float[Array, ""], Float[Array, ""], Params]:
+    """Summed loss, summed weights and the gradient of the summed loss over all micro-batches.
+
+    Sums, not means: dividing once at the end makes accumulation equal to one big batch, uneven weights included.
+    """
+
+    def loss(
+        params: Params, inputs: Int[Array, "B T"], targets: Int[Array, "B T"], weights: Float[Array, "B T"], key: Any
+    ) -> tuple[Array, Array]:
+        hidden = forward(
+            params, inputs, config.model, dtype=dtype, remat=config.train.remat, dropout_key=key
+        )  # fmt: skip
+        with jax.named_scope("loss"):
+            return cross_entropy(params, hidden, targets, weights, config.model, chunk=config.train.loss_chunk)
+
+    value_and_grad = jax.value_and_grad(loss, has_aux=True)
+
+    def add_micro_batch(total: Any, piece: tuple[Array, DeviceBatch]) -> tuple[Any, None]:
+        index, micro = piece
+        micro_key = None if key is None else jax.random.fold_in(key, index)
+        (nll, count), grads = value_and_grad(params, micro.inputs, micro.targets, micro.weights, micro_key)
+        return jax.tree.map(jnp.add, total, (nll, count, grads)), None
+
+    zero = (jnp.float32(0), jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
+    micro_steps = batch.inputs.shape[0]
+    if micro_steps == 1:  # no loop, and no pass over zeros
+        total, _ = add_micro_batch(zero, (jnp.int32(0), jax.tree.map(lambda x: x[0], batch)))
+    else:
+        total, _ = jax.lax.scan(add_micro_batch, zero, (jnp.arange(micro_steps), batch))
+    return total
