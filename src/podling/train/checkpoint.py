@@ -1,0 +1,281 @@
+"""Checkpoints that survive kill -9, a full disk and a corrupt file.
+
+Layout: `checkpoints/<step>/state/` is what Orbax wrote, `checkpoints/<step>/manifest.json` says what must be in it.
+A step is written as `<step>.partial`, hashed, synced and then renamed, so a visible step is complete by construction;
+the manifest is there because Orbax restores a flipped bit without a word.
+"""
+
+import contextlib
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
+
+from podling.errors import InputError, Problem, RunError
+from podling.train import manifest
+from podling.train.environment import environment
+
+PARTIAL = ".partial"
+STATE = "state"
+
+
+class Checkpoints:
+    """The checkpoints of one run. Reading needs nothing; writing needs the run's lock (see `RunFolder`).
+
+    Args:
+        folder: RUN/checkpoints; made when first written to.
+        keep: newest steps kept; the step with the lowest metric is kept besides.
+    """
+
+    def __init__(self, folder: Path, keep: int = 2):
+        self.folder = Path(folder).absolute()
+        self.keep = max(1, keep)
+        self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._cleaned = False
+
+    def steps(self) -> list[int]:
+        """Complete steps, oldest first. Whether their bytes are still good is known when one is restored."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(int(p.name) for p in self.folder.iterdir() if p.name.isdecimal() and p.is_dir())
+
+    def latest(self) -> int | None:
+        """The newest complete step."""
+        return max(self.steps(), default=None)
+
+    def best(self) -> int | None:
+        """The step with the lowest metric, the newest of equals; None when no step has one."""
+        scored = []
+        for step in self.steps():
+            with contextlib.suppress(manifest.Damaged):
+                metric = manifest.read(self.folder / str(step))["metric"]
+                if metric is not None:
+                    scored.append((metric, -step))
+        return -min(scored)[1] if scored else None
+
+    def check_space(self, step_bytes: int) -> None:
+        """Refuse to start when the kept steps and the one being written will not fit.
+
+        Args:
+            step_bytes: bytes of one saved state, see `state_bytes`.
+
+        Raises:
+            RunError: with the bytes needed, the bytes free and the path.
+        """
+        with self._explained(self.folder):
+            self._open_for_writing()
+            held_bytes = sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
+            free_bytes = shutil.disk_usage(self.folder).free
+        steps = self.keep + 2  # the newest, the best, and the one being written
+        needed_bytes = max(step_bytes, steps * step_bytes - held_bytes)
+        if needed_bytes > free_bytes:
+            raise RunError(
+                Problem(
+                    str(self.folder),
+                    f"checkpoints need {_size(needed_bytes)} more ({_size(step_bytes)} each, up to {steps} at a time), "
+                    f"only {_size(free_bytes)} are free",
+                    "free some space, choose another --out, or keep fewer with --run.keep 1",
+                )
+            )
+
+    def save(self, step: int, state: Any, meta: dict[str, Any], *, metric: float | None = None) -> None:
+        """Begin to save `state` as `step`; waits first for a save that is still under way.
+
+        Returns once the state is safe from donation: the next step may overwrite its buffers. The step shows up in
+        `steps()` when it is complete, and then steps that are no longer kept are removed. A step that is already there
+        and good is left alone: a run has one state per step.
+
+        Args:
+            step: optimizer steps done.
+            state: pytree of arrays; each process writes the parts it holds.
+            meta: JSON-ready facts given back by `restore`; the environment is added.
+            metric: what `best()` compares, lower is better.
+
+        Raises:
+            RunError: this or the previous save could not be written.
+        """
+        self.wait()
+        if self._is_good(step):
+            return
+        partial = self.folder / f"{step}{PARTIAL}"
+        record = manifest.describe(step, state, meta | {"environment": environment()}, metric)
+        with self._explained(partial):
+            self._open_for_writing()
+            if jax.process_index() == 0:
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir()
+            self._orbax.save(partial / STATE, args=ocp.args.PyTreeSave(state))  # pyright: ignore[reportCallIssue]
+        self._thread = threading.Thread(target=self._commit, args=(step, partial, record), name=f"commit {step}")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Block until the pending save is complete and visible.
+
+        Raises:
+            RunError: it could not be written; the steps saved before are intact.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+            if jax.process_count() > 1:
+                multihost_utils.sync_global_devices("podling checkpoint is complete")
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """Wait for the pending save and release Orbax's threads.
+
+        Raises:
+            RunError: as `wait`.
+        """
+        try:
+            self.wait()
+        finally:
+            self._orbax.close()
+
+    def restore(self, step: int | None, like: Any, say: Callable[[str], None]) -> tuple[Any, dict[str, Any]]:
+        """Read a step whose every byte agrees with its manifest; damaged steps are said and passed over.
+
+        Args:
+            step: the step to read, or None for the newest; when it is damaged the newest good one is read instead.
+            like: pytree of `jax.ShapeDtypeStruct` with shardings: the whole saved state, or the part that is wanted
+                (`{"params": ...}` reads parameters without the optimizer's state).
+            say: told about each damaged step.
+
+        Returns:
+            The state, on the shardings of `like`, and the saved meta.
+
+        Raises:
+            InputError: there is no good checkpoint, or it holds other arrays than `like` asks for.
+        """
+        self.wait()
+        newest_first = self.steps()[::-1]
+        if step is not None and step not in newest_first:
+            have = ", ".join(map(str, newest_first[::-1])) or "none"
+            raise InputError(Problem(str(self.folder), f"has no checkpoint of step {step}", f"there are: {have}"))
+        order = newest_first if step is None else [step, *(other for other in newest_first if other != step)]
+        damage: list[Problem] = []
+        for candidate in order:
+            path = self.folder / str(candidate)
+            try:
+                record = manifest.verify(path)
+            except manifest.Damaged as error:
+                damage.append(Problem(str(path), f"checkpoint is damaged: {error}"))
+                say(f"{damage[-1]}; trying the one before")
+                continue
+            manifest.check_leaves(path, record, like)
+            if damage:
+                say(f"restored step {candidate} from {path}")
+            return self._read(path / STATE, like), record["meta"]
+        if damage:
+            raise InputError([*damage, Problem(str(self.folder), "no good checkpoint is left", "start a new run")])
+        raise InputError(Problem(str(self.folder), "there is no checkpoint", "train the run first"))
+
+    def _is_good(self, step: int) -> bool:
+        try:
+            manifest.verify(self.folder / str(step))
+        except manifest.Damaged:
+            return False
+        return True
+
+    def _read(self, path: Path, like: Any) -> Any:
+        args = ocp.args.PyTreeRestore(  # pyright: ignore[reportCallIssue]
+            item=like, restore_args=ocp.checkpoint_utils.construct_restore_args(like), partial_restore=True
+        )
+        return self._orbax.restore(path, args=args)
+
+    def _open_for_writing(self) -> None:
+        """What a killed session left half-written is removed, once; only the writer does it, never a reader."""
+        if self._cleaned or jax.process_index() != 0:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for stale in self.folder.glob(f"*{PARTIAL}"):
+            shutil.rmtree(stale)
+        self._cleaned = True
+
+    def _commit(self, step: int, partial: Path, record: dict[str, Any]) -> None:
+        """Runs in its own thread: wait for Orbax, seal the step, make it visible, drop what is no longer kept."""
+        try:
+            with self._explained(partial):
+                self._orbax.wait_until_finished()
+                if jax.process_index() == 0:
+                    manifest.seal(partial, record)
+                    self._remove(step)  # there is one only when it was damaged
+                    os.rename(partial, self.folder / str(step))
+                    manifest.sync(self.folder)
+                    self._prune(step)
+        except BaseException as error:  # handed to the main thread by wait()
+            self._error = error
+
+    def _prune(self, newest: int) -> None:
+        """Keep the last few and the best. Steps beyond the newest belong to a history that was damaged and left."""
+        for step in self.steps():
+            if step > newest:
+                self._remove(step)
+        keep = {*self.steps()[-self.keep :], self.best()}
+        for step in self.steps():
+            if step not in keep:
+                self._remove(step)
+
+    def _remove(self, step: int) -> None:
+        """Out of sight in one rename, then deleted: a kill in between leaves no half-deleted step visible."""
+        path = self.folder / str(step)
+        if path.exists():
+            doomed = self.folder / f"{step}.removed{PARTIAL}"
+            os.rename(path, doomed)
+            shutil.rmtree(doomed)
+
+    @contextlib.contextmanager
+    def _explained(self, path: Path) -> Iterator[None]:
+        """Turn a failed write into a RunError that names the path and what is still good, and clean up."""
+        try:
+            yield
+        except Exception as error:
+            if path.name.endswith(PARTIAL):
+                shutil.rmtree(path, ignore_errors=True)
+            last = self.latest()
+            safe = "no checkpoint was saved before" if last is None else f"the checkpoint of step {last} is intact"
+            raise RunError(
+                Problem(
+                    str(path), f"could not be written: {_cause(error)}", f"{safe}; repair this and run the same command"
+                )
+            ) from error
+
+
+def state_bytes(like: Any) -> int:
+    """Bytes of a pytree of arrays or ShapeDtypeStructs, all devices together, replicas counted once."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
+
+
+def hash_state(state: Any) -> str:
+    """SHA-256 over the name, dtype, shape and bytes of every leaf: equal exactly when the states are bit-equal.
+
+    The leaves must be addressable from this process.
+    """
+    return manifest.hash_leaves(state)
+
+
+def _cause(error: BaseException) -> str:
+    """The operating system's words where they can be found, else the first line of the message."""
+    text = str(error)
+    for known in ("No space left on device", "File too large", "Disk quota exceeded", "Read-only file system"):
+        if known in text:
+            return known
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
+
+
+def _size(count: float) -> str:
+    for unit in ("bytes", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} bytes" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} GB"
