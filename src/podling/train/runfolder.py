@@ -1,0 +1,232 @@
+"""A run is a folder, written by one process at a time, of one configuration and one data set from start to end."""
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from podling.config import Config, flags, from_dict, to_dict
+from podling.errors import InputError, Problem, RunError, raise_if
+from podling.files import atomic_write, read_json
+
+# Changing these between sessions changes nothing that is computed.
+FREE = {
+    ("run", "out"),
+    ("run", "checkpoint_every"),
+    ("run", "keep"),
+    ("run", "log_every"),
+    ("run", "tensorboard"),
+    ("run", "wandb"),
+    ("run", "export"),
+    ("train", "eval_every"),
+    ("train", "samples"),
+    ("data", "cache"),
+}
+# The same computation, rounded differently; or the same text at another place, which the fingerprints prove.
+SAID = {
+    ("run", "device"),
+    ("run", "mesh"),
+    ("train", "micro_batch"),
+    ("train", "remat"),
+    ("train", "loss_chunk"),
+    ("data", "paths"),
+}
+RUN_VERSION = 1
+
+
+class RunPaths:
+    """Where things are in a run folder.
+
+    Attributes:
+        path: the folder.
+        config_file: the configuration, every default filled in.
+        facts_file: when the run began, and the fingerprints of what it learns from.
+        tokenizer_file: the tokenizer, as Hugging Face `tokenizers` saves it.
+        metrics_file: one JSON object a line.
+        summary_file: what a finished run came to; there is one only then.
+        lock_file: held by the process that writes; the kernel lets go of it when that process dies.
+        checkpoints_dir: see `Checkpoints`.
+        samples_dir: text the model wrote.
+        export_dir: the Hugging Face export.
+        tensorboard_dir: TensorBoard event files.
+    """
+
+    def __init__(self, path: Path):
+        self.path = Path(path)
+        self.config_file = self.path / "config.json"
+        self.facts_file = self.path / "run.json"
+        self.tokenizer_file = self.path / "tokenizer.json"
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.summary_file = self.path / "summary.json"
+        self.lock_file = self.path / "lock"
+        self.checkpoints_dir = self.path / "checkpoints"
+        self.samples_dir = self.path / "samples"
+        self.export_dir = self.path / "export"
+        self.tensorboard_dir = self.path / "tensorboard"
+
+
+class RunFolder(RunPaths):
+    """A run opened for writing. Use `RunFolder.open`; `close` (or leaving a `with` block) releases the lock.
+
+    Attributes:
+        is_new: this session created the run.
+        notes: what differs from the last session without being refused, one line each, for the person to read.
+    """
+
+    def __init__(self, path: Path, lock: int, *, is_new: bool, notes: list[str]):
+        super().__init__(path)
+        self.is_new = is_new
+        self.notes = notes
+        self._lock = lock
+
+    @classmethod
+    def open(cls, out: Path, config: Config, fingerprints: dict[str, str]) -> "RunFolder":
+        """Create the run, or continue it when it is of the same configuration and data.
+
+        Args:
+            out: the run folder.
+            config: resolved: presets expanded, `model.vocab_size` known.
+            fingerprints: hashes of what the run learns from, by name, e.g. `{"data": ..., "tokenizer": ...}`.
+
+        Raises:
+            InputError: `out` cannot be a folder, holds something else, is being written by another process, or is a
+                run of another configuration or other data (every difference named).
+        """
+        paths = RunPaths(Path(out))
+        _make_folder(paths)
+        lock = _take_lock(paths)
+        try:
+            is_new = not paths.config_file.exists()
+            notes = [] if is_new else _match(paths, config, fingerprints)
+            if is_new:
+                began = datetime.now().astimezone().isoformat(timespec="seconds")
+                atomic_write(
+                    paths.facts_file, _json({"version": RUN_VERSION, "began": began, "fingerprints": fingerprints})
+                )
+            if is_new or load_run(paths.path)[0] != config:
+                atomic_write(paths.config_file, _json(to_dict(config)))
+        except BaseException:
+            os.close(lock)
+            raise
+        return cls(paths.path, lock, is_new=is_new, notes=notes)
+
+    @property
+    def finished(self) -> bool:
+        """All steps are done and the summary is written."""
+        return self.summary_file.exists()
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """What `mark_finished` was given; None before that."""
+        return read_json(self.summary_file) if self.finished else None
+
+    def mark_finished(self, summary: dict[str, Any]) -> None:
+        """Write the summary: from now on the same command prints it and does nothing else."""
+        atomic_write(self.summary_file, _json(summary))
+
+    def close(self) -> None:
+        """Let others write to the folder."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def load_run(path: Path) -> tuple[Config, RunPaths]:
+    """A run's configuration and where its things are, for reading; nothing is locked or changed.
+
+    Raises:
+        InputError: there is no run at `path`, or its config.json is broken.
+    """
+    paths = RunPaths(Path(path))
+    if not paths.config_file.is_file():
+        what = "is not a run folder: it has no config.json" if paths.path.is_dir() else "there is no such run"
+        near = sorted(str(found.parent) for found in paths.path.parent.glob("*/config.json"))
+        known = "runs beside it: " + ", ".join(near) if near else "a run folder is what podling train or import wrote"
+        raise InputError(Problem(str(path), what, known))
+    return from_dict(read_json(paths.config_file), str(paths.config_file)), paths
+
+
+def _json(value: dict[str, Any]) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+def _make_folder(paths: RunPaths) -> None:
+    """Refuse before anything is written: a file in the way, or a folder that holds something else."""
+    out = paths.path
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        inside = sorted(entry.name for entry in out.iterdir())
+    except (FileExistsError, NotADirectoryError) as error:
+        raise InputError(Problem(f"--out {out}", "is a file, or lies below one", "choose another --out")) from error
+    except OSError as error:
+        raise RunError(
+            Problem(f"--out {out}", f"cannot be created: {error.strerror}", "choose another --out")
+        ) from error
+    # A session killed while it created the run leaves the first two, perhaps with a temporary file of the writer.
+    foreign = [n for n in inside if n not in (paths.lock_file.name, paths.facts_file.name) and not n.startswith(".")]
+    if foreign and not paths.config_file.exists():
+        some = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
+        raise InputError(Problem(f"--out {out}", f"is not a run and not empty ({some})", "choose a new folder"))
+
+
+def _take_lock(paths: RunPaths) -> int:
+    handle = os.open(paths.lock_file, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(handle, 200, 0).decode(errors="replace").strip() or "another process"
+        os.close(handle)
+        fix = "wait for it, stop it, or choose another --out"
+        raise InputError(Problem(f"--out {paths.path}", f"this run is being written by {holder}", fix)) from error
+    now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+    os.truncate(handle, 0)
+    with contextlib.suppress(OSError):  # a full disk: the lock holds, only the words are missing
+        os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()} since {now}\n".encode(), 0)
+    return handle
+
+
+def _match(paths: RunPaths, config: Config, fingerprints: dict[str, str]) -> list[str]:
+    """What may differ, in words; raises for what may not."""
+    old, _ = load_run(paths.path)
+    facts = read_json(paths.facts_file) if paths.facts_file.exists() else {}
+    began_with = facts.get("fingerprints", {})
+    problems, notes, moved = [], [], None
+    for flag in flags():
+        before, now = (getattr(getattr(c, flag.section), flag.field) for c in (old, config))
+        key = (flag.section, flag.field)
+        if before == now or key in FREE:
+            continue
+        change = f"{_show(before)} → {_show(now)}"
+        if key == ("data", "paths"):
+            moved = Problem(f"{flag.name}", change)
+        if key in SAID:
+            notes.append(f"{flag.name}: {change} since the last session")
+        else:
+            problems.append(Problem(flag.name, change))
+    changed = [name for name, value in fingerprints.items() if began_with.get(name, value) != value]
+    if changed and moved is not None:
+        problems.append(moved)
+    for name in changed:
+        what = f"changed since the run began: {began_with[name][:12]} → {fingerprints[name][:12]}"
+        problems.append(Problem(name, what))
+    if problems:
+        fix = f"repeat the run's own settings (podling train --resume {paths.path}), or choose another --out"
+        problems.append(Problem(f"--out {paths.path}", "is a run of another configuration", fix))
+    raise_if(problems)
+    return notes
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, tuple):
+        return " ".join(value) or "(nothing)"
+    return str(value) if value != "" else "(nothing)"
