@@ -1,0 +1,162 @@
+"""`podling COMMAND`: finds the command, prints its result or its problems, and decides the exit code.
+
+Exit codes: 0 done, 1 it could not be done, 2 the input cannot be used as it is, 130 and 143 stopped by Ctrl-C and
+SIGTERM. With `--json` exactly one object goes to stdout, whatever happens; everything else goes to stderr.
+"""
+
+import contextlib
+import difflib
+import importlib
+import json
+import math
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+from podling import __version__
+from podling.errors import InputError, PodlingError, Problem
+
+COMMANDS = {
+    "train": ("podling.cli.train", "train a model on text; with no arguments, on text found on this machine"),
+    "prepare": ("podling.cli.prepare", "turn text into token shards, before a device is held"),
+    "generate": ("podling.cli.generate", "continue a text with a trained model"),
+    "evaluate": ("podling.cli.evaluate", "measure a model on held-out text"),
+    "export": ("podling.cli.export", "write a model for Hugging Face transformers"),
+    "import": ("podling.cli.import_", "read a GPT-2 of Hugging Face transformers"),
+}
+
+HELP = f"""usage: podling COMMAND [OPTIONS]
+
+Train GPT-2-class language models with JAX, from a laptop CPU to a TPU pod.
+
+commands:
+{chr(10).join(f"  {name:<10}{about}" for name, (_, about) in COMMANDS.items())}
+
+  podling COMMAND --help    what a command takes
+  podling --version         the version
+
+examples:
+  podling train                                   a small GPT on this machine's own Python source, in minutes
+  podling train --data my_texts/ --model gpt2     GPT-2 on your text
+  podling generate runs/default --prompt "def "   what the model writes
+"""
+
+
+class Terminated(BaseException):
+    """SIGTERM came; raised where the program is, so that files are closed and temporary ones removed."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(HELP, end="")
+        return 0
+    if argv[0] == "--version":
+        print(f"podling {__version__}")
+        return 0
+    as_json = "--json" in argv and not {"-h", "--help"} & set(argv)
+    with _terminable(), _stdout_for_json(as_json) as answer:
+        return _run(argv, answer)
+
+
+def _run(argv: list[str], answer: Any) -> int:
+    """Run the command; `answer` takes the JSON object."""
+    try:
+        result = _command(argv[0]).main(argv[1:])
+    except PodlingError as error:
+        return _fail(argv[0], error.problems, error.exit_code, answer)
+    except SystemExit as stop:  # a printed help text
+        return stop.code if isinstance(stop.code, int) else 0
+    except KeyboardInterrupt:
+        return _fail(argv[0], [Problem("interrupted", "stopped by Ctrl-C")], 128 + signal.SIGINT, answer)
+    except Terminated:
+        return _fail(argv[0], [Problem("interrupted", "stopped by SIGTERM")], 128 + signal.SIGTERM, answer)
+    except BrokenPipeError:  # the reader left, as in `podling generate RUN | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except Exception as error:
+        traceback.print_exc()
+        problem = Problem("podling", f"{type(error).__name__}: {error}", "not foreseen: the traceback tells where")
+        return _fail(argv[0], [problem], 1, answer)
+    answer(result)
+    return 0
+
+
+def _command(name: str) -> Any:
+    if name in COMMANDS:
+        return importlib.import_module(COMMANDS[name][0])
+    near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
+    kind = "flag" if name.startswith("-") else "command"
+    fix = f"did you mean {near[0]}?" if near else f"commands: {', '.join(COMMANDS)}"
+    raise InputError(Problem(name, f"podling has no such {kind}", fix))
+
+
+def _fail(command: str, problems: list[Problem], code: int, answer: Any) -> int:
+    count = f", {len(problems)} problems" if len(problems) > 1 else ""
+    with contextlib.suppress(BrokenPipeError):
+        print(f"podling {command}: stopped{count}", file=sys.stderr)
+        for problem in problems:
+            print("  " + str(problem).replace("\n", "\n  "), file=sys.stderr)
+    answer({"error": {"problems": [vars(problem) for problem in problems]}, "exit_code": int(code)})
+    return int(code)
+
+
+@contextlib.contextmanager
+def _stdout_for_json(as_json: bool) -> Iterator[Any]:
+    """Keep stdout for one JSON object: what anything else writes there goes to stderr, C libraries included.
+
+    Yields:
+        A function that takes the object; it does nothing unless `as_json`.
+    """
+    if not as_json:
+        yield lambda result: None
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+
+    def answer(result: Any) -> None:
+        sys.stdout.flush()
+        text = json.dumps(_finite(result), ensure_ascii=False, allow_nan=False) + "\n"
+        with os.fdopen(os.dup(kept), "w", encoding="utf-8") as out:
+            out.write(text)
+
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield answer
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity; they become null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM unwinds the program instead of ending it on the spot."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(signum: int, frame: Any) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

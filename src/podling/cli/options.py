@@ -1,0 +1,122 @@
+"""How a configuration comes together: preset, then file or run, then flags; each step wins over the one before."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import FlagCreatePairsOff, arg
+
+from podling.cli.parse import peek
+from podling.config import Config, from_dict, to_dict
+from podling.errors import InputError, Problem
+from podling.presets import PRESETS
+
+JsonFlag = Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")]
+ConfigFlag = Annotated[str, arg(name="config", metavar="FILE", help_behavior_hint="")]
+
+CONFIG_FILE = "config.json"
+"""Name of the configuration in a run folder."""
+
+
+def base_config(argv: Sequence[str]) -> tuple[Config, list[Problem]]:
+    """The configuration that the flags start from, as `--resume`, `--config` and `--model` decide it.
+
+    An explicit `--model` gives its preset's sizes even where a file has others; the file keeps its say in the rest.
+
+    Returns:
+        The configuration, and what kept it from being the one that was asked for.
+    """
+    name, resume, path = peek(argv, "--model"), peek(argv, "--resume"), peek(argv, "--config")
+    try:
+        if resume is not None:
+            base = _read(Path(resume) / CONFIG_FILE, missing=f"{resume} is not a run: it has no {CONFIG_FILE}")
+        elif path is not None:
+            base = _read(Path(path), missing="there is no such file")
+        else:
+            base = PRESETS[name].config if name in PRESETS else Config()
+    except InputError as error:
+        return Config(), error.problems
+    if name in PRESETS:
+        base = replace(base, model=PRESETS[name].config.model)
+    if resume is not None:
+        base = replace(base, run=replace(base.run, out=resume))
+    return base, []
+
+
+def _read(path: Path, missing: str) -> Config:
+    """A configuration file over the defaults of the preset it names."""
+    if not path.is_file():
+        raise InputError(Problem(str(path), missing))
+    from podling.files import read_json
+
+    data = read_json(path)
+    if not isinstance(data, dict):
+        raise InputError(Problem(str(path), "is not an object of sections", "a run's config.json shows the form"))
+    model = data.get("model")
+    name = model.get("preset") if isinstance(model, dict) else None
+    layers: dict[str, Any] = to_dict(PRESETS[name].config if name in PRESETS else Config())
+    for section, fields in data.items():
+        known = isinstance(fields, dict) and isinstance(layers.get(section), dict)
+        layers[section] = layers[section] | fields if known else fields
+    return from_dict(layers, str(path))
+
+
+def settle(config: Config, given: frozenset[str]) -> tuple[Config, list[str], list[Problem]]:
+    """Values that follow from others unless they are given, and flags that contradict one another.
+
+    Args:
+        config: as parsed.
+        given: the flags that were on the command line.
+
+    Returns:
+        The settled configuration, notes for the person on what was derived, and problems.
+    """
+    problems = contradictions(config, given)
+    notes: list[str] = []
+    model, train = config.model, config.train
+    if "--model.embed" in given and "--model.mlp" not in given:
+        model = replace(model, mlp=4 * model.embed)
+        notes.append(f"--model.mlp follows --model.embed: {model.mlp}")
+    if "--steps" in given:
+        train = replace(train, tokens=0)
+    config = replace(config, model=model, train=train)
+    warmup = config.optimizer.warmup_steps
+    steps = total_steps(config)
+    if {"--steps", "--tokens"} & given and "--optimizer.warmup-steps" not in given and 0 < steps < 5 * warmup:
+        shorter = max(1, steps // 10)
+        config = replace(config, optimizer=replace(config.optimizer, warmup_steps=shorter))
+        notes.append(
+            f"warm-up shortened from {warmup} to {shorter} steps, a tenth of the run (--optimizer.warmup-steps)"
+        )
+    return config, notes, problems
+
+
+def total_steps(config: Config) -> int:
+    """Optimizer steps of a run; 0 where the numbers make no sense."""
+    train = config.train
+    if train.tokens > 0 and train.batch_tokens > 0:
+        return -(-train.tokens // train.batch_tokens)
+    return max(0, train.steps)
+
+
+def contradictions(config: Config, given: frozenset[str]) -> list[Problem]:
+    """Flags that cannot both hold, or would do nothing."""
+    problems: list[Problem] = []
+    for first, second in (
+        ("--steps", "--tokens"),
+        ("--resume", "--config"),
+        ("--resume", "--out"),
+        ("--resume", "--init"),
+    ):
+        if {first, second} <= given:
+            problems.append(Problem(second, f"cannot go together with {first}", "give one of them"))
+    if "--data" in given and not config.data.paths:
+        problems.append(Problem("--data", "no path follows", "give a path, or leave the flag out for the default text"))
+    if "--vocab-size" in given and config.data.tokenizer != "bpe":
+        what = f"the tokenizer {config.data.tokenizer} has its own size"
+        problems.append(Problem("--vocab-size", what, "leave it out, or use --tokenizer bpe"))
+    if "--optimizer.decay-fraction" in given and config.optimizer.schedule != "wsd":
+        what = f"the {config.optimizer.schedule} schedule has no decay phase"
+        problems.append(Problem("--optimizer.decay-fraction", what, "leave it out, or use --optimizer.schedule wsd"))
+    return problems

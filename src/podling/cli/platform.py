@@ -1,0 +1,21 @@
+"""The platform is chosen before JAX is imported; afterwards it is too late."""
+
+import os
+import sys
+
+
+def choose_platform(device: str) -> None:
+    """Tell JAX which platform `--device` means, before its first import.
+
+    JAX would otherwise try each platform it has a plugin for: a slow look-up of a TPU that is not there, with an
+    error on the terminal, before it settles for the CPU. What the environment already says is left alone; whether
+    the asked device is there is checked once JAX runs.
+
+    Args:
+        device: `auto`, `cpu`, `gpu` or `tpu`.
+    """
+    assert "jax" not in sys.modules, "the platform must be chosen before jax is imported"
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # C++ information and warnings
+    names = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
+    if device in names and not os.environ.get("JAX_PLATFORMS"):
+        os.environ["JAX_PLATFORMS"] = names[device]

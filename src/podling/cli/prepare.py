@@ -1,0 +1,69 @@
+"""`podling prepare`."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import arg
+
+from podling.cli.options import ConfigFlag, JsonFlag, base_config, contradictions
+from podling.cli.parse import parse
+from podling.config import DataConfig
+from podling.errors import raise_if
+from podling.presets import PRESETS, unknown_preset
+from podling.validate import out_problems, validate
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareArgs:
+    """Arguments of `podling prepare`."""
+
+    out: Annotated[str, arg(metavar="DIR", help_behavior_hint="")] = ""
+    """Folder for the shards. Nothing: the cache, where `podling train` with the same flags finds them."""
+    model: Annotated[str, arg(metavar="PRESET")] = "gpt2-micro"
+    """Preset whose tokenizer settings to start from; give the one you will train."""
+    config_file: ConfigFlag = ""
+    """JSON file of settings, in the form of a run's config.json; flags win over it."""
+    json: JsonFlag = False
+    """Print the result as one JSON object on stdout, and everything else on stderr."""
+    data: DataConfig = field(default_factory=DataConfig)
+
+
+DESCRIPTION = """Turn text into token shards, so that no device waits for it.
+
+Trains the tokenizer where it is to be trained, tokenizes on all cores in bounded memory, and writes memory-mapped
+shards. What is already there for the same text and settings is reused; after an interruption it carries on.
+
+examples:
+  podling prepare --data corpus/ --model gpt2
+  podling prepare --data hf:owner/name --limit 10GB --out prepared
+  podling train --data prepared --model gpt2"""
+
+
+def main(argv: list[str]) -> dict[str, Any]:
+    """Prepare data and return what was written."""
+    base, problems = base_config(argv)
+    default = PrepareArgs(model=base.model.preset, data=base.data)
+    parsed = parse(
+        PrepareArgs, argv, prog="podling prepare", description=DESCRIPTION, default=default, problems=problems
+    )
+    args = parsed.args
+    config = replace(base, data=args.data)
+    if args.model not in PRESETS:
+        parsed.problems.append(unknown_preset(args.model))
+    named = {problem.where for problem in parsed.problems}
+    found = [*contradictions(config, parsed.given), *validate(config, ("data",))]
+    found += out_problems(args.out) if args.out else []
+    raise_if(parsed.problems + [problem for problem in found if problem.where not in named])
+    return _prepare(args)
+
+
+def _prepare(args: PrepareArgs) -> dict[str, Any]:
+    from podling.data.prepare import prepare
+    from podling.data.shards import Prepared
+
+    folder = prepare(args.data, Path(args.out) if args.out else None, None)
+    prepared = Prepared.open(folder)
+    print(prepared.summary())
+    print(folder)
+    return {"out": str(folder), "fingerprint": prepared.fingerprint}
