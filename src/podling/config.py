@@ -19,7 +19,12 @@ CONFIG_VERSION = 1
 
 def flat(flag: str) -> Any:
     """A short flag for a common field: `--lr` where the rule would give `--optimizer.lr`."""
-    return arg(name=flag, prefix_name=False)
+    return arg(name=flag, prefix_name=False, help_behavior_hint=shown_default)
+
+
+def shown_default(default: str) -> str:
+    """How the help text shows a default; an empty one is explained by the field's own words."""
+    return f"(default: {default})" if default.strip("'") else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +40,7 @@ class ModelConfig:
     embed: int = 256
     """Width of the residual stream."""
     mlp: int = 1024
-    """Width of the MLP's hidden layer (GPT-2: 4 x embed)."""
+    """Width of the MLP's hidden layer; follows --model.embed, as 4 times that, unless given."""
     context: Annotated[int, flat("context")] = 256
     """Tokens the model sees at once; also the length of a training sequence."""
     vocab_size: int = 0
@@ -53,8 +58,7 @@ class DataConfig:
     """Which text to learn from and how it becomes tokens."""
 
     paths: Annotated[tuple[str, ...], flat("data")] = ()
-    """Files, folders, globs, hf:owner/name[:config][:split], or a folder `podling prepare` wrote. Nothing: the Python
-    standard library's own source, found on this machine."""
+    """Files, folders, globs, hf:owner/name[:config][:split] or prepared data. Nothing: Python's own standard library."""
     tokenizer: Annotated[str, flat("tokenizer")] = "bpe"
     """bpe (trained on the data), gpt2, char, bytes, a tokenizer.json, or a folder with vocab.json/merges.txt."""
     vocab_size: Annotated[int, flat("vocab-size")] = 2048
@@ -69,7 +73,7 @@ class DataConfig:
     """Stop reading after this much text, e.g. 10GB. Nothing: read everything."""
     holdout: float = 0.05
     """Share of the text held out for evaluation: by document hash, or the tail of a single document."""
-    cache: str = ""
+    cache: Annotated[str, arg(help_behavior_hint=shown_default)] = ""
     """Folder for prepared data. Nothing: $XDG_CACHE_HOME/podling/prepared (~/.cache/podling/prepared)."""
 
 
@@ -147,7 +151,7 @@ class RunConfig:
     """Steps between printed lines where there is no terminal."""
     tensorboard: bool = True
     """Write TensorBoard events to RUN/tensorboard."""
-    wandb: str = ""
+    wandb: Annotated[str, arg(help_behavior_hint=shown_default)] = ""
     """Weights & Biases project to log to (needs the wandb extra)."""
     export: bool = True
     """Write a Hugging Face export to RUN/export at the end."""
@@ -182,9 +186,10 @@ def flags() -> list[Flag]:
     for section in dataclasses.fields(Config):
         cls: Any = section.default_factory
         for name, hint in get_type_hints(cls, include_extras=True).items():
-            short = [extra.name for extra in getattr(hint, "__metadata__", ())]
+            extras = getattr(hint, "__metadata__", ())
+            short = [extra.name for extra in extras if extra.name]
             flag = short[0] if short else f"{section.name}.{name.replace('_', '-')}"
-            found.append(Flag(f"--{flag}", section.name, name, getattr(hint, "__origin__", hint) if short else hint))
+            found.append(Flag(f"--{flag}", section.name, name, hint.__origin__ if extras else hint))
     return found
 
 

@@ -4,6 +4,8 @@ import contextlib
 import difflib
 import io
 import re
+import shutil
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -65,6 +67,8 @@ def parse(
         SystemExit: with code 0, after printing the help text.
         InputError: something is wrong that leaves no arguments to go on with, such as a missing positional one.
     """
+    if {"-h", "--help"} & set(argv):
+        print(wrapped(description, min(100, shutil.get_terminal_size().columns)) + "\n")
     types = known_flags(kind)
     given = frozenset(name for name in map(_flag_name, argv) if name in types)
     problems = list(problems)
@@ -76,7 +80,7 @@ def parse(
                 args, unknown = tyro.cli(
                     kind,
                     prog=prog,
-                    description=description,
+                    description="",
                     args=left,
                     default=tyro.MISSING_NONPROP if default is None else default,
                     return_unknown_args=True,
@@ -93,6 +97,16 @@ def parse(
             left = kept
             continue
         return Parsed(args, given, problems + _unknown(unknown, types, prog))
+
+
+def wrapped(text: str, width: int) -> str:
+    """`text` with its long lines wrapped; what follows a wide gap in a line hangs under it."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        gap = re.match(r" *(?:\S+ {2,})?", line)
+        hang = " " * (gap.end() if gap else 0)
+        lines.append(textwrap.fill(line, width, subsequent_indent=hang, replace_whitespace=False) if line else "")
+    return "\n".join(lines)
 
 
 def known_flags(kind: Any) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class PrepareArgs:
 
 DESCRIPTION = """Turn text into token shards, so that no device waits for it.
 
-Trains the tokenizer where it is to be trained, tokenizes on all cores in bounded memory, and writes memory-mapped
+Trains the tokenizer where it is to be trained, tokenizes on all cores in bounded memory, and writes memory-mapped \
 shards. What is already there for the same text and settings is reused; after an interruption it carries on.
 
 examples:

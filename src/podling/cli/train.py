@@ -56,8 +56,8 @@ def _description() -> str:
     presets = "\n".join(f"  {name:<12} {preset.about}" for name, preset in PRESETS.items())
     return f"""Train a GPT on text, evaluate it, write samples and a Hugging Face export.
 
-With no arguments: the Python standard library's own source, found on this machine, and a model that takes minutes
-on a laptop. Nothing is downloaded. The same command on the same --out continues a run that was stopped.
+With no arguments it learns from the source of the Python standard library on this machine, for a few minutes on a \
+laptop; nothing is downloaded. The same command on the same --out continues a run that was stopped.
 
 examples:
   podling train
