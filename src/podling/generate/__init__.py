@@ -1,0 +1,1 @@
+"""Text out of a model: sampling, cached decoding, streaming."""
