@@ -238,7 +238,7 @@ def test_space_is_checked_with_figures_and_path(checkpoints):
     assert state_bytes(like(make_state())) == state_bytes(make_state()) == 2 * (8 * 64 * 4) + 8 * 2 * 2 + 2 * 4
     checkpoints.check_space(1000)
     with pytest.raises(
-        RunError, match=r"need 4,000,000\.0 GB more \(1,000,000\.0 GB each, up to 4 at a time\), only .* are free"
+        RunError, match=r"need 4000000\.0 GB more \(1000000\.0 GB each, up to 4 at a time\), only .* are free"
     ) as caught:
         checkpoints.check_space(10**15)
     assert str(checkpoints.folder) in str(caught.value)

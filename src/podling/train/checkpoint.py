@@ -18,6 +18,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from podling.errors import InputError, Problem, RunError
+from podling.files import show_bytes, sync_folder
 from podling.train import manifest
 from podling.train.environment import environment
 
@@ -80,8 +81,8 @@ class Checkpoints:
             raise RunError(
                 Problem(
                     str(self.folder),
-                    f"checkpoints need {_size(needed_bytes)} more ({_size(step_bytes)} each, up to {steps} at a time), "
-                    f"only {_size(free_bytes)} are free",
+                    f"checkpoints need {show_bytes(needed_bytes)} more ({show_bytes(step_bytes)} each, "
+                    f"up to {steps} at a time), only {show_bytes(free_bytes)} are free",
                     "free some space, choose another --out, or keep fewer with --run.keep 1",
                 )
             )
@@ -211,7 +212,7 @@ class Checkpoints:
                     manifest.seal(partial, record)
                     self._remove(step)  # there is one only when it was damaged
                     os.rename(partial, self.folder / str(step))
-                    manifest.sync(self.folder)
+                    sync_folder(self.folder)
                     self._prune(step)
         except BaseException as error:  # handed to the main thread by wait()
             self._error = error
@@ -271,11 +272,3 @@ def _cause(error: BaseException) -> str:
         if known in text:
             return known
     return f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
-
-
-def _size(count: float) -> str:
-    for unit in ("bytes", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} bytes" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:,.1f} GB"

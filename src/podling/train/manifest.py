@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from podling.errors import InputError, Problem
+from podling.files import sync_folder
 
 NAME = "manifest.json"
 VERSION = 1
@@ -37,7 +38,7 @@ def seal(folder: Path, record: dict[str, Any]) -> None:
         out.flush()
         os.fsync(out.fileno())
     for path in [*(p for p in folder.rglob("*") if p.is_dir()), folder]:
-        sync(path)
+        sync_folder(path)
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -115,15 +116,6 @@ def hash_leaves(tree: Any) -> str:
         digest.update(f"{name} {value.dtype} {value.shape}\n".encode())
         digest.update(value.tobytes())
     return digest.hexdigest()
-
-
-def sync(folder: Path) -> None:
-    """Make a folder's entries durable: without it a rename can be lost in a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _encode(body: dict[str, Any]) -> bytes:

@@ -1,0 +1,161 @@
+"""The record of a run: metrics.jsonl for programs, TensorBoard events and Weights & Biases for people."""
+
+import importlib
+import json
+import math
+import os
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from podling.config import Config, to_dict
+from podling.errors import InputError, Problem
+from podling.files import atomic_write, writing
+from podling.train.runfolder import RunPaths
+
+
+class MetricsLog:
+    """Writes each record everywhere it should go; `metrics.jsonl` is on disk when `write` returns.
+
+    A resumed run computes the steps after its checkpoint again, so records beyond it are dropped first: the curve has
+    every step once, as if the run had never stopped.
+
+    Args:
+        run: the run folder, held by this process.
+        config: `run.tensorboard` and `run.wandb` say where else to write.
+        restored_step: the step this session starts from; 0 for a new run.
+        say: told what was repaired or dropped.
+
+    Raises:
+        InputError: Weights & Biases is asked for and not installed.
+        RunError: the disk is full.
+    """
+
+    def __init__(self, run: RunPaths, config: Config, *, restored_step: int, say: Callable[[str], None]):
+        self._wandb = _start_wandb(run, config) if config.run.wandb else None
+        self.path = run.metrics_file
+        _drop_after(self.path, restored_step, say)
+        with writing(self.path):
+            self._file = open(self.path, "ab")
+        self._events = _open_events(run.tensorboard_dir, restored_step) if config.run.tensorboard else None
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Append one record; `step` says where it belongs. Numbers that are not finite become null.
+
+        Raises:
+            RunError: the disk is full; the records before this one are safe.
+        """
+        record = {key: _finite(value) for key, value in record.items()}
+        line = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
+        with writing(self.path):
+            self._file.write(line.encode())
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        scalars = {f"{_section(key)}/{key}": value for key, value in record.items() if _is_scalar(key, value)}
+        step = record.get("step")
+        if self._events is not None:
+            for tag, value in scalars.items():
+                self._events.add_scalar(tag, value, step)
+        if self._wandb is not None:
+            # A resumed run sends some steps twice; W&B keeps the first, and the second is bit-equal.
+            self._wandb.log(scalars, step=step)
+
+    def close(self) -> None:
+        """Flush and close everything."""
+        self._file.close()
+        if self._events is not None:
+            self._events.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+
+def read_records(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The records of a metrics.jsonl, and a line of words for each line that is not one.
+
+    A kill in the middle of a write leaves a torn last line.
+    """
+    records, broken = [], []
+    lines = path.read_bytes().split(b"\n") if path.exists() else []
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            continue
+        last = number == len(lines)
+        try:
+            record = json.loads(line)
+            if isinstance(record, dict) and not last:
+                records.append(record)
+                continue
+        except ValueError:
+            pass
+        broken.append(f"{path}:{number}: {'torn last line' if last else 'is not a JSON object'}")
+    return records, broken
+
+
+def require_wandb() -> Any:
+    """The wandb module.
+
+    Raises:
+        InputError: it is not installed, with the command that installs it.
+    """
+    try:
+        return importlib.import_module("wandb")
+    except ImportError as error:
+        raise InputError(
+            Problem("--run.wandb", "Weights & Biases is not installed", "pip install 'podling[wandb]'")
+        ) from error
+
+
+def _drop_after(path: Path, restored_step: int, say: Callable[[str], None]) -> None:
+    records, broken = read_records(path)
+    kept = [record for record in records if not _is_after(record, restored_step)]
+    for problem in broken:
+        say(f"{problem}; removed")
+    if len(kept) < len(records):
+        say(f"{path}: {len(records) - len(kept)} records after step {restored_step} will be computed again")
+    if broken or len(kept) < len(records):
+        atomic_write(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept))
+
+
+def _is_after(record: dict[str, Any], step: int) -> bool:
+    at = record.get("step")
+    return isinstance(at, int | float) and at > step
+
+
+def _open_events(folder: Path, restored_step: int) -> Any:
+    from tensorboardX import SummaryWriter
+
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        # purge_step has TensorBoard forget what an earlier session wrote from there on.
+        purge = restored_step + 1 if any(folder.iterdir()) else None
+        # Without the suffix two sessions begun in the same second write, and overwrite, one file.
+        suffix = f".{uuid.uuid4().hex[:8]}"
+        return SummaryWriter(str(folder), purge_step=purge, flush_secs=10, filename_suffix=suffix)
+
+
+def _start_wandb(run: RunPaths, config: Config) -> Any:
+    wandb = require_wandb()
+    id_file = run.path / "wandb_id"
+    if not id_file.exists():
+        atomic_write(id_file, uuid.uuid4().hex[:12])
+    return wandb.init(
+        project=config.run.wandb,
+        id=id_file.read_text().strip(),
+        name=run.path.name,
+        dir=str(run.path),
+        config=to_dict(config),
+        resume="allow",
+    )
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _is_scalar(key: str, value: Any) -> bool:
+    return key != "step" and isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _section(key: str) -> str:
+    return "heldout" if key.startswith("val_") else "train"
