@@ -13,7 +13,7 @@ from tensorboardX.record_writer import masked_crc32c
 
 from podling.config import Config, RunConfig
 from podling.errors import InputError, RunError
-from podling.train.metrics import MetricsLog, read_records
+from podling.train.metrics import MetricsLog, read_records, recent_loss
 from podling.train.runfolder import RunFolder
 
 
@@ -28,7 +28,7 @@ def run(tmp_path):
 
 
 def open_log(run, restored_step=0, say=pytest.fail, **more):
-    return MetricsLog(run, config(**more), restored_step=restored_step, say=say)
+    return MetricsLog(run.paths, config(**more), restored_step=restored_step, say=say)
 
 
 def write_steps(run, steps, **more):
@@ -42,17 +42,17 @@ def test_each_record_is_one_line_on_disk_at_once(run):
     log = open_log(run)
     for step in (1, 2):
         log.write({"step": step, "loss": 1.5, "mfu": None, "note": "日本"})
-        lines = run.metrics_file.read_text().splitlines()
+        lines = run.paths.metrics.read_text().splitlines()
         assert len(lines) == step and json.loads(lines[-1]) == {"step": step, "loss": 1.5, "mfu": None, "note": "日本"}
     log.write({"step": 3, "loss": float("nan"), "grad_norm": float("inf")})
-    assert json.loads(run.metrics_file.read_text().splitlines()[-1]) == {"step": 3, "loss": None, "grad_norm": None}
+    assert json.loads(run.paths.metrics.read_text().splitlines()[-1]) == {"step": 3, "loss": None, "grad_norm": None}
     log.close()
 
 
 def test_a_record_is_synced_before_write_returns(run, monkeypatch):
     log = open_log(run)
     synced = []
-    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(run.metrics_file.read_bytes()))
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(run.paths.metrics.read_bytes()))
     log.write({"step": 1})
     assert synced == [b'{"step": 1}\n']
     monkeypatch.undo()
@@ -61,46 +61,46 @@ def test_a_record_is_synced_before_write_returns(run, monkeypatch):
 
 def test_resuming_drops_the_records_that_will_be_computed_again(run):
     write_steps(run, range(1, 8))
-    before = read_records(run.metrics_file)[0]
+    before = read_records(run.paths.metrics)[0]
     said = []
     write_steps(run, range(5, 8), restored_step=4, say=said.append)
-    assert read_records(run.metrics_file)[0] == before
-    assert said == [f"{run.metrics_file}: 3 records after step 4 will be computed again"]
+    assert read_records(run.paths.metrics)[0] == before
+    assert said == [f"{run.paths.metrics}: 3 records after step 4 will be computed again"]
 
 
 def test_a_torn_last_line_is_repaired_and_said(run):
     write_steps(run, [1, 2])
-    with open(run.metrics_file, "ab") as file:
+    with open(run.paths.metrics, "ab") as file:
         file.write(b'{"step": 3, "lo')
     said = []
     write_steps(run, [3], restored_step=2, say=said.append)
-    assert [record["step"] for record in read_records(run.metrics_file)[0]] == [1, 2, 3]
-    assert said == [f"{run.metrics_file}:3: torn last line; removed"]
+    assert [record["step"] for record in read_records(run.paths.metrics)[0]] == [1, 2, 3]
+    assert said == [f"{run.paths.metrics}:3: torn last line; removed"]
 
 
 def test_a_last_line_without_its_newline_is_torn_even_if_it_parses(run):
     """`{"step": 1}` may be the beginning of nothing, but `"step": 12` cut after the 1 parses too."""
-    run.metrics_file.write_bytes(b'{"step": 1}\n{"step": 2}')
-    records, broken = read_records(run.metrics_file)
+    run.paths.metrics.write_bytes(b'{"step": 1}\n{"step": 2}')
+    records, broken = read_records(run.paths.metrics)
     assert records == [{"step": 1}] and len(broken) == 1
 
 
 def test_a_line_that_is_no_record_is_said_and_removed(run):
-    run.metrics_file.write_bytes(b'{"step": 1}\n\x00\xff\n[3]\n{"step": 2}\n')
+    run.paths.metrics.write_bytes(b'{"step": 1}\n\x00\xff\n[3]\n{"step": 2}\n')
     said = []
     open_log(run, restored_step=2, say=said.append).close()
-    assert [line.removeprefix(f"{run.metrics_file}:") for line in said] == [
+    assert [line.removeprefix(f"{run.paths.metrics}:") for line in said] == [
         "2: is not a JSON object; removed",
         "3: is not a JSON object; removed",
     ]
-    assert run.metrics_file.read_bytes() == b'{"step": 1}\n{"step": 2}\n'
+    assert run.paths.metrics.read_bytes() == b'{"step": 1}\n{"step": 2}\n'
 
 
 def test_an_untouched_file_is_not_rewritten(run):
     write_steps(run, [1, 2])
-    inode = run.metrics_file.stat().st_ino
+    inode = run.paths.metrics.stat().st_ino
     write_steps(run, [3], restored_step=2)
-    assert run.metrics_file.stat().st_ino == inode
+    assert run.paths.metrics.stat().st_ino == inode
 
 
 def read_events(folder):
@@ -123,7 +123,7 @@ def test_tensorboard_gets_the_same_numbers_and_forgets_dropped_steps(run):
     log.write({"step": 3, "loss": 0.5, "mfu": None})
     log.write({"step": 3, "val_loss": 0.75})
     log.close()
-    events = read_events(run.tensorboard_dir)
+    events = read_events(run.paths.tensorboard)
     scalars = [(event.step, value.tag, value.simple_value) for event in events for value in event.summary.value]
     assert (1, "train/loss", 4.0) in scalars and (2, "train/loss", 2.0) in scalars
     assert (3, "train/loss", 0.5) in scalars and (3, "heldout/val_loss", 0.75) in scalars
@@ -131,9 +131,19 @@ def test_tensorboard_gets_the_same_numbers_and_forgets_dropped_steps(run):
     assert [e.step for e in events if e.session_log.status == SessionLog.START] == [3]
 
 
+def test_the_recent_loss_is_the_mean_of_the_last_steps(run):
+    assert recent_loss(run.paths) is None
+    log = open_log(run)
+    for step in range(1, 101):
+        log.write({"step": step, "loss": float(step)})
+        log.write({"step": step, "val_loss": 0.0})
+    log.close()
+    assert recent_loss(run.paths) == sum(range(51, 101)) / 50
+
+
 def test_no_tensorboard_folder_unless_asked(run):
     write_steps(run, [1])
-    assert not run.tensorboard_dir.exists()
+    assert not run.paths.tensorboard.exists()
 
 
 def test_missing_wandb_is_answered_with_its_install_command(run, monkeypatch):
@@ -183,6 +193,6 @@ for step in range(1, 9):
 """
     done = subprocess.run([sys.executable, "-c", program, str(run.path)], capture_output=True, text=True, timeout=30)
     step = int(done.stderr.split()[0])
-    assert str(run.metrics_file) in done.stderr and "Traceback" not in done.stderr
-    assert [record["step"] for record in read_records(run.metrics_file)[0]] == list(range(1, step))
+    assert str(run.paths.metrics) in done.stderr and "Traceback" not in done.stderr
+    assert [record["step"] for record in read_records(run.paths.metrics)[0]] == list(range(1, step))
     assert RunError.exit_code == 1

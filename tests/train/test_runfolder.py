@@ -47,7 +47,7 @@ def test_a_new_run_is_created_and_the_same_command_continues_it(tmp_path):
     assert (out / "config.json").stat().st_mtime_ns == before.st_mtime_ns
     loaded, paths = load_run(out)
     assert loaded == config
-    assert paths.checkpoints_dir == out / "checkpoints"
+    assert paths.checkpoints == out / "checkpoints"
 
 
 def test_a_finished_run_gives_its_summary(out):

@@ -34,11 +34,11 @@ class MetricsLog:
 
     def __init__(self, run: RunPaths, config: Config, *, restored_step: int, say: Callable[[str], None]):
         self._wandb = _start_wandb(run, config) if config.run.wandb else None
-        self.path = run.metrics_file
+        self.path = run.metrics
         _drop_after(self.path, restored_step, say)
         with writing(self.path):
             self._file = open(self.path, "ab")
-        self._events = _open_events(run.tensorboard_dir, restored_step) if config.run.tensorboard else None
+        self._events = _open_events(run.tensorboard, restored_step) if config.run.tensorboard else None
 
     def write(self, record: dict[str, Any]) -> None:
         """Append one record; `step` says where it belongs. Numbers that are not finite become null.
@@ -60,6 +60,12 @@ class MetricsLog:
         if self._wandb is not None:
             # A resumed run sends some steps twice; W&B keeps the first, and the second is bit-equal.
             self._wandb.log(scalars, step=step)
+
+    def __enter__(self) -> "MetricsLog":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Flush and close everything."""
@@ -90,6 +96,12 @@ def read_records(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
             pass
         broken.append(f"{path}:{number}: {'torn last line' if last else 'is not a JSON object'}")
     return records, broken
+
+
+def recent_loss(run: RunPaths, steps: int = 50) -> float | None:
+    """Mean training loss of the last `steps` steps, in nats per token; None when there is no record of one."""
+    losses = [record["loss"] for record in read_records(run.metrics)[0] if record.get("loss") is not None][-steps:]
+    return sum(losses) / len(losses) if losses else None
 
 
 def require_wandb() -> Any:

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import socket
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -38,47 +39,74 @@ SAID = {
 RUN_VERSION = 1
 
 
+@dataclass(frozen=True)
 class RunPaths:
-    """Where things are in a run folder.
+    """Where things are in a run folder."""
 
-    Attributes:
-        path: the folder.
-        config_file: the configuration, every default filled in.
-        facts_file: when the run began, and the fingerprints of what it learns from.
-        tokenizer_file: the tokenizer, as Hugging Face `tokenizers` saves it.
-        metrics_file: one JSON object a line.
-        summary_file: what a finished run came to; there is one only then.
-        lock_file: held by the process that writes; the kernel lets go of it when that process dies.
-        checkpoints_dir: see `Checkpoints`.
-        samples_dir: text the model wrote.
-        export_dir: the Hugging Face export.
-        tensorboard_dir: TensorBoard event files.
-    """
+    path: Path
 
-    def __init__(self, path: Path):
-        self.path = Path(path)
-        self.config_file = self.path / "config.json"
-        self.facts_file = self.path / "run.json"
-        self.tokenizer_file = self.path / "tokenizer.json"
-        self.metrics_file = self.path / "metrics.jsonl"
-        self.summary_file = self.path / "summary.json"
-        self.lock_file = self.path / "lock"
-        self.checkpoints_dir = self.path / "checkpoints"
-        self.samples_dir = self.path / "samples"
-        self.export_dir = self.path / "export"
-        self.tensorboard_dir = self.path / "tensorboard"
+    @property
+    def config(self) -> Path:
+        """The configuration, every default filled in."""
+        return self.path / "config.json"
+
+    @property
+    def facts(self) -> Path:
+        """When the run began, and the fingerprints of what it learns from."""
+        return self.path / "run.json"
+
+    @property
+    def tokenizer(self) -> Path:
+        """The tokenizer, as Hugging Face `tokenizers` saves it."""
+        return self.path / "tokenizer.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a line, see `MetricsLog`."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        """What a finished run came to; there is one only then."""
+        return self.path / "summary.json"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the process that writes; the kernel lets go of it when that process dies."""
+        return self.path / "lock"
+
+    @property
+    def checkpoints(self) -> Path:
+        """See `Checkpoints`."""
+        return self.path / "checkpoints"
+
+    @property
+    def samples(self) -> Path:
+        """Text the model wrote."""
+        return self.path / "samples"
+
+    @property
+    def export(self) -> Path:
+        """The Hugging Face export."""
+        return self.path / "export"
+
+    @property
+    def tensorboard(self) -> Path:
+        """TensorBoard event files."""
+        return self.path / "tensorboard"
 
 
-class RunFolder(RunPaths):
+class RunFolder:
     """A run opened for writing. Use `RunFolder.open`; `close` (or leaving a `with` block) releases the lock.
 
     Attributes:
+        paths: where things are.
         is_new: this session created the run.
         notes: what differs from the last session without being refused, one line each, for the person to read.
     """
 
-    def __init__(self, path: Path, lock: int, *, is_new: bool, notes: list[str]):
-        super().__init__(path)
+    def __init__(self, paths: RunPaths, lock: int, *, is_new: bool, notes: list[str]):
+        self.paths = paths
         self.is_new = is_new
         self.notes = notes
         self._lock = lock
@@ -100,33 +128,38 @@ class RunFolder(RunPaths):
         _make_folder(paths)
         lock = _take_lock(paths)
         try:
-            is_new = not paths.config_file.exists()
+            is_new = not paths.config.exists()
             notes = [] if is_new else _match(paths, config, fingerprints)
             if is_new:
                 began = datetime.now().astimezone().isoformat(timespec="seconds")
                 atomic_write(
-                    paths.facts_file, _json({"version": RUN_VERSION, "began": began, "fingerprints": fingerprints})
+                    paths.facts, _json({"version": RUN_VERSION, "began": began, "fingerprints": fingerprints})
                 )
             if is_new or load_run(paths.path)[0] != config:
-                atomic_write(paths.config_file, _json(to_dict(config)))
+                atomic_write(paths.config, _json(to_dict(config)))
         except BaseException:
             os.close(lock)
             raise
-        return cls(paths.path, lock, is_new=is_new, notes=notes)
+        return cls(paths, lock, is_new=is_new, notes=notes)
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return self.paths.path
 
     @property
     def finished(self) -> bool:
         """All steps are done and the summary is written."""
-        return self.summary_file.exists()
+        return self.paths.summary.exists()
 
     @property
     def summary(self) -> dict[str, Any] | None:
         """What `mark_finished` was given; None before that."""
-        return read_json(self.summary_file) if self.finished else None
+        return read_json(self.paths.summary) if self.finished else None
 
     def mark_finished(self, summary: dict[str, Any]) -> None:
         """Write the summary: from now on the same command prints it and does nothing else."""
-        atomic_write(self.summary_file, _json(summary))
+        atomic_write(self.paths.summary, _json(summary))
 
     def close(self) -> None:
         """Let others write to the folder."""
@@ -148,12 +181,12 @@ def load_run(path: Path) -> tuple[Config, RunPaths]:
         InputError: there is no run at `path`, or its config.json is broken.
     """
     paths = RunPaths(Path(path))
-    if not paths.config_file.is_file():
+    if not paths.config.is():
         what = "is not a run folder: it has no config.json" if paths.path.is_dir() else "there is no such run"
         near = sorted(str(found.parent) for found in paths.path.parent.glob("*/config.json"))
         known = "runs beside it: " + ", ".join(near) if near else "a run folder is what podling train or import wrote"
         raise InputError(Problem(str(path), what, known))
-    return from_dict(read_json(paths.config_file), str(paths.config_file)), paths
+    return from_dict(read_json(paths.config), str(paths.config)), paths
 
 
 def _json(value: dict[str, Any]) -> str:
@@ -173,14 +206,14 @@ def _make_folder(paths: RunPaths) -> None:
             Problem(f"--out {out}", f"cannot be created: {error.strerror}", "choose another --out")
         ) from error
     # A session killed while it created the run leaves the first two, perhaps with a temporary file of the writer.
-    foreign = [n for n in inside if n not in (paths.lock_file.name, paths.facts_file.name) and not n.startswith(".")]
-    if foreign and not paths.config_file.exists():
+    foreign = [n for n in inside if n not in (paths.lock.name, paths.facts.name) and not n.startswith(".")]
+    if foreign and not paths.config.exists():
         some = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
         raise InputError(Problem(f"--out {out}", f"is not a run and not empty ({some})", "choose a new folder"))
 
 
 def _take_lock(paths: RunPaths) -> int:
-    handle = os.open(paths.lock_file, os.O_RDWR | os.O_CREAT, 0o644)
+    handle = os.open(paths.lock, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -198,7 +231,7 @@ def _take_lock(paths: RunPaths) -> int:
 def _match(paths: RunPaths, config: Config, fingerprints: dict[str, str]) -> list[str]:
     """What may differ, in words; raises for what may not."""
     old, _ = load_run(paths.path)
-    facts = read_json(paths.facts_file) if paths.facts_file.exists() else {}
+    facts = read_json(paths.facts) if paths.facts.exists() else {}
     began_with = facts.get("fingerprints", {})
     problems, notes, moved = [], [], None
     for flag in flags():
