@@ -13,7 +13,8 @@ import pytest
 
 from podling.config import Config, flags
 from podling.errors import InputError
-from podling.train.runfolder import FREE, SAID, RunFolder, load_run
+from podling.train.match import FREE, SAID
+from podling.train.runfolder import RunFolder, load_run
 
 PRINTS = {"data": "a" * 64, "tokenizer": "b" * 64}
 

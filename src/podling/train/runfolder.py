@@ -10,32 +10,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from podling.config import Config, flags, from_dict, to_dict
-from podling.errors import InputError, Problem, RunError, raise_if
+from podling.config import Config, from_dict, to_dict
+from podling.errors import InputError, Problem, RunError
 from podling.files import atomic_write, read_json
+from podling.train.match import match
 
-# Changing these between sessions changes nothing that is computed.
-FREE = {
-    ("run", "out"),
-    ("run", "checkpoint_every"),
-    ("run", "keep"),
-    ("run", "log_every"),
-    ("run", "tensorboard"),
-    ("run", "wandb"),
-    ("run", "export"),
-    ("train", "eval_every"),
-    ("train", "samples"),
-    ("data", "cache"),
-}
-# The same computation, rounded differently; or the same text at another place, which the fingerprints prove.
-SAID = {
-    ("run", "device"),
-    ("run", "mesh"),
-    ("train", "micro_batch"),
-    ("train", "remat"),
-    ("train", "loss_chunk"),
-    ("data", "paths"),
-}
 RUN_VERSION = 1
 
 
@@ -132,9 +111,7 @@ class RunFolder:
             notes = [] if is_new else _match(paths, config, fingerprints)
             if is_new:
                 began = datetime.now().astimezone().isoformat(timespec="seconds")
-                atomic_write(
-                    paths.facts, _json({"version": RUN_VERSION, "began": began, "fingerprints": fingerprints})
-                )
+                atomic_write(paths.facts, _json({"version": RUN_VERSION, "began": began, "fingerprints": fingerprints}))
             if is_new or load_run(paths.path)[0] != config:
                 atomic_write(paths.config, _json(to_dict(config)))
         except BaseException:
@@ -181,7 +158,7 @@ def load_run(path: Path) -> tuple[Config, RunPaths]:
         InputError: there is no run at `path`, or its config.json is broken.
     """
     paths = RunPaths(Path(path))
-    if not paths.config.is():
+    if not paths.config.is_file():
         what = "is not a run folder: it has no config.json" if paths.path.is_dir() else "there is no such run"
         near = sorted(str(found.parent) for found in paths.path.parent.glob("*/config.json"))
         known = "runs beside it: " + ", ".join(near) if near else "a run folder is what podling train or import wrote"
@@ -229,37 +206,5 @@ def _take_lock(paths: RunPaths) -> int:
 
 
 def _match(paths: RunPaths, config: Config, fingerprints: dict[str, str]) -> list[str]:
-    """What may differ, in words; raises for what may not."""
-    old, _ = load_run(paths.path)
     facts = read_json(paths.facts) if paths.facts.exists() else {}
-    began_with = facts.get("fingerprints", {})
-    problems, notes, moved = [], [], None
-    for flag in flags():
-        before, now = (getattr(getattr(c, flag.section), flag.field) for c in (old, config))
-        key = (flag.section, flag.field)
-        if before == now or key in FREE:
-            continue
-        change = f"{_show(before)} → {_show(now)}"
-        if key == ("data", "paths"):
-            moved = Problem(f"{flag.name}", change)
-        if key in SAID:
-            notes.append(f"{flag.name}: {change} since the last session")
-        else:
-            problems.append(Problem(flag.name, change))
-    changed = [name for name, value in fingerprints.items() if began_with.get(name, value) != value]
-    if changed and moved is not None:
-        problems.append(moved)
-    for name in changed:
-        what = f"changed since the run began: {began_with[name][:12]} → {fingerprints[name][:12]}"
-        problems.append(Problem(name, what))
-    if problems:
-        fix = f"repeat the run's own settings (podling train --resume {paths.path}), or choose another --out"
-        problems.append(Problem(f"--out {paths.path}", "is a run of another configuration", fix))
-    raise_if(problems)
-    return notes
-
-
-def _show(value: Any) -> str:
-    if isinstance(value, tuple):
-        return " ".join(value) or "(nothing)"
-    return str(value) if value != "" else "(nothing)"
+    return match(str(paths.path), load_run(paths.path)[0], config, facts.get("fingerprints", {}), fingerprints)
