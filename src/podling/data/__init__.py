@@ -1,0 +1,1 @@
+"""Text in, batches out: corpus, tokenizer, prepared shards, batches and the n-gram baseline."""

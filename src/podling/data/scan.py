@@ -1,0 +1,164 @@
+"""The first pass over the text: what there is, whether it can be read, and which of it is held out."""
+
+import hashlib
+from array import array
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Literal
+
+from podling.config import DataConfig
+from podling.data.corpus import Source, Sources, iter_chunks
+from podling.data.events import Meter, Progress
+from podling.data.readers import ReadCounts
+from podling.errors import InputError, Problem, raise_if
+
+MOST_PROBLEMS = 20
+
+
+@dataclass
+class Scan:
+    """Every document's size in bytes of UTF-8 and the hash of its text, in reading order."""
+
+    sizes_bytes: array = field(default_factory=lambda: array("Q"))
+    hashes: array = field(default_factory=lambda: array("Q"))
+    source_bytes: list[int] = field(default_factory=list)
+    counts: ReadCounts = field(default_factory=ReadCounts)
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.source_bytes)
+
+
+@dataclass(frozen=True)
+class Split:
+    """How much of each document is for training; what follows is held out.
+
+    `rule` is "hash" (whole documents, by the hash of their text, so that equal documents stay together), "tail" (the
+    end of the only document) or "tails" (the end of every document: too few for whole ones to come near the share).
+    """
+
+    rule: Literal["hash", "tail", "tails"]
+    holdout: float
+    sizes_bytes: array
+    hashes: array
+
+    def train_bytes(self, document: int) -> int:
+        """Bytes at the start of the nth document that are for training, before rounding up to a line."""
+        size = self.sizes_bytes[document]
+        if self.rule == "hash":
+            return 0 if _held_out(self.hashes[document], self.holdout) else size
+        return round(size * (1 - self.holdout))
+
+    def describe(self) -> str:
+        """The rule in words, for summaries."""
+        if self.rule == "hash":
+            return "whole documents, chosen by the hash of their text"
+        if self.rule == "tail":
+            return "the end of the only document"
+        return f"the end of each of the {len(self.sizes_bytes)} documents"
+
+
+def hash_sources(sources: Sources, progress: Progress | None) -> list[str]:
+    """blake2b of each file as it lies on disk; hub datasets have none ("").
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    meter = Meter("checking files", sum(source.size_bytes for source in sources), progress)
+    with ThreadPoolExecutor(2) as pool:  # hashlib releases the GIL
+        digests = []
+        for source, digest in zip(sources, pool.map(_hash_file, sources), strict=True):
+            meter.add(source.size_bytes)
+            digests.append(digest)
+    meter.finish()
+    return digests
+
+
+def _hash_file(source: Source) -> str:
+    if source.path is None:
+        return ""
+    try:
+        with open(source.path, "rb") as file:
+            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=20)).hexdigest()
+    except OSError as error:
+        raise InputError(Problem(source.name, f"cannot be read: {error.strerror}")) from error
+
+
+def scan(sources: Sources, config: DataConfig, progress: Progress | None) -> Scan:
+    """Read everything once without tokenizing it.
+
+    Raises:
+        InputError: with the first problem of every source, up to MOST_PROBLEMS of them; or there is no text at all.
+    """
+    found = Scan(source_bytes=[0] * len(sources))
+    meter = Meter("reading", None, progress)
+    problems: list[Problem] = []
+    for step in _scan_steps(sources, config, found, problems):
+        meter.add(step)
+    meter.finish()
+    raise_if(problems)
+    if not found.sizes_bytes:
+        names = ", ".join(source.name for source in sources[:5])
+        raise InputError(Problem(names, "holds no text", "give a file with some"))
+    return found
+
+
+def _scan_steps(sources: Sources, config: DataConfig, found: Scan, problems: list[Problem]) -> Iterator[int]:
+    """Bytes of text as they are read. A source that fails is noted, and the next one is read."""
+    chunks = iter_chunks(sources, config, found.counts)
+    begun = 0
+    while True:
+        hasher, size = hashlib.blake2b(digest_size=8), 0
+        try:
+            for chunk in chunks:
+                begun = chunk.source
+                data = chunk.text.encode()
+                hasher.update(data)
+                size += len(data)
+                found.source_bytes[chunk.source] += len(data)
+                if chunk.ends:
+                    found.sizes_bytes.append(size)
+                    found.hashes.append(int.from_bytes(hasher.digest(), "little"))
+                    hasher, size = hashlib.blake2b(digest_size=8), 0
+                yield len(data)
+            return
+        except InputError as error:
+            problems += error.problems
+            # A source that fails at its first byte gives no chunk: find it by name among those not begun.
+            names = [source.name for source in sources]
+            failed = next((i for i in range(begun, len(names)) if _is_of(error.problems[0].where, names[i])), begun)
+            if len(problems) >= MOST_PROBLEMS or failed + 1 >= len(sources):
+                return
+            rest = Sources(sources[failed + 1 :])
+            for _ in _scan_steps(rest, config, Scan(source_bytes=[0] * len(rest)), problems):
+                pass
+            return
+
+
+def _is_of(where: str, name: str) -> bool:
+    return where == name or where.startswith((f"{name}:", f"{name} "))
+
+
+def choose_split(found: Scan, holdout: float) -> Split:
+    """Hold out about `holdout` of the text.
+
+    Raises:
+        InputError: nothing, or everything, would be held out.
+    """
+    if not 0 < holdout < 1:
+        what = f"{holdout:g} leaves nothing to {'evaluate' if holdout <= 0 else 'train'} on"
+        raise InputError(Problem("--data.holdout", what, "choose a share between 0 and 1, such as 0.05"))
+    rule: Literal["hash", "tail", "tails"] = "hash"
+    if len(found.sizes_bytes) == 1:
+        rule = "tail"
+    else:
+        pairs = zip(found.sizes_bytes, found.hashes, strict=True)
+        share = sum(size for size, key in pairs if _held_out(key, holdout)) / found.total_bytes
+        if not holdout / 2 <= share <= min(2 * holdout, (1 + holdout) / 2):
+            rule = "tails"
+    return Split(rule, holdout, found.sizes_bytes, found.hashes)
+
+
+def _held_out(key: int, holdout: float) -> bool:
+    return key < holdout * 2**64
