@@ -84,14 +84,14 @@ def generate(
     params, cache_length = args[0], _bucket(longest + settings.max_tokens, cfg)
     state = _timed(timing, "prefill_s", prefill, args, cfg=cfg, cache_length=cache_length, dtype=dtype)
     ids, drawn, active = np.asarray(state.token)[None], np.ones((1, rows), bool), np.asarray(state.active)
-    finished = np.zeros(rows, bool)
+    finished, total = np.zeros(rows, bool), np.ones(rows, int)
     while True:
         ended = ~active & ~finished
         for row in np.flatnonzero(drawn.any(axis=0)):
             new = ids[drawn[:, row], row].tolist()
             finish = None
             if ended[row]:
-                finish = _finish_reason(new[-1], end_id, stop_ids, int(state.drawn[row]) >= settings.max_tokens)
+                finish = _finish_reason(new[-1], end_id, stop_ids, total[row] >= settings.max_tokens)
                 new = new[:-1] if finish in ("end_of_text", "stop") else new
             yield Tokens(int(row), new, finish)
         finished = ~active
@@ -102,6 +102,7 @@ def generate(
             timing, "decode_s", decode, (params, state, rules), cfg=cfg, steps=tokens_per_call, dtype=dtype
         )
         ids, drawn, active = np.asarray(ids), np.asarray(drawn), np.asarray(state.active)
+        total += drawn.sum(axis=0)
         timing.decoded += int(drawn.sum())
 
 

@@ -85,7 +85,7 @@ def sample(
         mask: ids that may be drawn, from `allowed`.
         keys: one key a row, so a row's draw depends on its own key and logits only.
     """
-    logits = jnp.where(mask, logits, NEVER)
+    logits = jnp.where(mask[None], logits, NEVER)
     greedy = jnp.argmax(logits, axis=-1)
     drawn = jax.vmap(jax.random.categorical)(keys, filter_logits(logits, sampling))
     return jnp.where(sampling.temperature > 0, drawn, greedy).astype(jnp.int32)

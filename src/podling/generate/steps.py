@@ -101,7 +101,8 @@ def _draw(params: Params, hidden: Float[Array, "B 1 D"], rules: Rules, drawn: Ar
 
 def for_decoding(params: Params, cfg: ModelConfig, dtype: Any) -> Params:
     """The parameters on this process's first device, matrices already in the compute dtype (read once a token)."""
-    device = jax.local_devices()[0]
+    # A sharding, not a device: `device_put(x, device)` keeps the mesh axes in a sharded array's type.
+    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
     def place(leaf: Any, is_matrix: bool) -> jax.Array:
         leaf = jax.device_put(leaf, device)

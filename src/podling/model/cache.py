@@ -53,7 +53,7 @@ def forward_cached(
     """
     rows = jnp.arange(tokens.shape[0])[:, None]
     # [B, T, S]: a token sees the places up to its own.
-    mask = jnp.arange(cache.k.shape[2]) <= positions[..., None]
+    mask = jnp.arange(cache.k.shape[2])[None, None] <= positions[..., None]
 
     def layer(
         carry: tuple[Float[Array, "B T D"], KVCache], inputs: tuple[Block, Array]
