@@ -6,13 +6,13 @@ whether they are there.
 
 import importlib.util
 import math
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from podling.config import Config, did_you_mean, flags
-from podling.errors import Problem
+from podling.errors import InputError, Problem
+from podling.files import file_above, parse_bytes
 from podling.presets import PRESETS, unknown_preset
 
 MESH_AXES = ("data", "fsdp", "tensor")
@@ -37,6 +37,7 @@ RULES: dict[tuple[str, str], Test] = {
     ("model", "context"): POSITIVE,
     ("model", "vocab_size"): COUNT,
     ("model", "dropout"): BELOW_ONE,
+    ("data", "paths"): (lambda value: all(path.strip() for path in value), "has an empty path"),
     ("data", "tokenizer"): NOT_EMPTY,
     ("data", "vocab_size"): POSITIVE,
     ("data", "text_field"): NOT_EMPTY,
@@ -176,20 +177,13 @@ def _mesh(config: Config, bad: set[str]) -> list[Problem]:
     return problems
 
 
-def parse_size(text: str) -> int | None:
-    """Bytes in `10GB`, `1.5 MiB` or `5000`; None when it is no size. Decimal units are powers of 1000."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", text, re.IGNORECASE)
-    if not match or (match[3] and not match[2]):
-        return None
-    power = " kmgt".index(match[2].lower() or " ")
-    return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
-
-
 def _limit(config: Config, bad: set[str]) -> list[Problem]:
-    text = config.data.limit
-    if not text or parse_size(text):
-        return []
-    return [Problem("--limit", f"{text!r} is not an amount of text", "for example 10GB, 500MB or 64MiB")]
+    if config.data.limit:
+        try:
+            parse_bytes(config.data.limit, "--limit")
+        except InputError as error:
+            return error.problems
+    return []
 
 
 def _out(config: Config, bad: set[str]) -> list[Problem]:
@@ -198,13 +192,12 @@ def _out(config: Config, bad: set[str]) -> list[Problem]:
 
 def out_problems(out: str) -> list[Problem]:
     """Whether a folder can be made here: no parent may be a file."""
-    for path in (Path(out), *Path(out).parents):
-        if path.is_dir():
-            break
-        if path.exists() or path.is_symlink():
-            where = "is a file" if path == Path(out) else f"lies below the file {path}"
-            return [Problem("--out", f"{out} {where}", "give a folder")]
-    return []
+    path = Path(out)
+    blocker = path if path.exists() and not path.is_dir() else file_above(path)
+    if blocker is None:
+        return []
+    what = f"{out} is a file" if blocker == path else f"{out} lies below the file {blocker}"
+    return [Problem("--out", what, "give a folder, or a path that does not exist yet")]
 
 
 def _init(config: Config, bad: set[str]) -> list[Problem]:

@@ -10,13 +10,12 @@ from tyro.conf import FlagCreatePairsOff, arg
 from podling.cli.parse import peek
 from podling.config import Config, from_dict, to_dict
 from podling.errors import InputError, Problem
+from podling.files import read_json
 from podling.presets import PRESETS
+from podling.train.runfolder import load_run
 
 JsonFlag = Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")]
 ConfigFlag = Annotated[str, arg(name="config", metavar="FILE", help_behavior_hint="")]
-
-CONFIG_FILE = "config.json"
-"""Name of the configuration in a run folder."""
 
 
 def base_config(argv: Sequence[str]) -> tuple[Config, list[Problem]]:
@@ -30,9 +29,9 @@ def base_config(argv: Sequence[str]) -> tuple[Config, list[Problem]]:
     name, resume, path = peek(argv, "--model"), peek(argv, "--resume"), peek(argv, "--config")
     try:
         if resume is not None:
-            base = _read(Path(resume) / CONFIG_FILE, missing=f"{resume} is not a run: it has no {CONFIG_FILE}")
+            base = load_run(Path(resume))[0]
         elif path is not None:
-            base = _read(Path(path), missing="there is no such file")
+            base = _read(Path(path))
         else:
             base = PRESETS[name].config if name in PRESETS else Config()
     except InputError as error:
@@ -44,15 +43,9 @@ def base_config(argv: Sequence[str]) -> tuple[Config, list[Problem]]:
     return base, []
 
 
-def _read(path: Path, missing: str) -> Config:
+def _read(path: Path) -> Config:
     """A configuration file over the defaults of the preset it names."""
-    if not path.is_file():
-        raise InputError(Problem(str(path), missing))
-    from podling.files import read_json
-
     data = read_json(path)
-    if not isinstance(data, dict):
-        raise InputError(Problem(str(path), "is not an object of sections", "a run's config.json shows the form"))
     model = data.get("model")
     name = model.get("preset") if isinstance(model, dict) else None
     layers: dict[str, Any] = to_dict(PRESETS[name].config if name in PRESETS else Config())

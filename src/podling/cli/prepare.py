@@ -15,7 +15,7 @@ from podling.validate import out_problems, validate
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareArgs:
+class Args:
     """Arguments of `podling prepare`."""
 
     out: Annotated[str, arg(metavar="DIR", help_behavior_hint="")] = ""
@@ -43,9 +43,9 @@ examples:
 def main(argv: list[str]) -> dict[str, Any]:
     """Prepare data and return what was written."""
     base, problems = base_config(argv)
-    default = PrepareArgs(model=base.model.preset, data=base.data)
+    default = Args(model=base.model.preset, data=base.data)
     parsed = parse(
-        PrepareArgs, argv, prog="podling prepare", description=DESCRIPTION, default=default, problems=problems
+        Args, argv, prog="podling prepare", description=DESCRIPTION, default=default, problems=problems
     )
     args = parsed.args
     config = replace(base, data=args.data)
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     return _prepare(args)
 
 
-def _prepare(args: PrepareArgs) -> dict[str, Any]:
+def _prepare(args: Args) -> dict[str, Any]:
     from podling.data.prepare import prepare
     from podling.data.shards import Prepared
 

@@ -15,7 +15,7 @@ from podling.validate import validate
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainArgs:
+class Args:
     """Arguments of `podling train`."""
 
     resume: Annotated[str, arg(metavar="RUN", help_behavior_hint="")] = ""
@@ -31,11 +31,11 @@ def main(argv: list[str]) -> dict[str, Any]:
     """Train, or continue a run, and return its summary."""
     base, problems = base_config(argv)
     parsed = parse(
-        TrainArgs,
+        Args,
         argv,
         prog="podling train",
         description=_description(),
-        default=TrainArgs(config=base),
+        default=Args(config=base),
         problems=problems,
     )
     config, notes, found = settle(parsed.args.config, parsed.given)

@@ -1,0 +1,44 @@
+"""Every test runs on the CPU, as eight devices, and may not lean on what JAX would forgive."""
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+# Before the first import of JAX, by a test or by a process that a test starts.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JAX_NUM_CPU_DEVICES"] = "8"
+os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# A test never reaches for the network; the local cache of a hub is no part of a test either.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PARITY = all(find_spec(name) for name in ("torch", "transformers"))
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The checkout."""
+    return ROOT
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prepared data of one test is no other test's, nor the developer's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Comparisons with PyTorch are skipped without it, except where they are promised to run."""
+    if PARITY:
+        return
+    if os.environ.get("PODLING_PARITY") == "1":
+        raise pytest.UsageError(
+            "PODLING_PARITY=1 and torch or transformers is missing: pip install -e '.[test,parity]'"
+        )
+    skip = pytest.mark.skip(reason="needs the parity extra: pip install -e '.[test,parity]'")
+    for item in items:
+        if item.get_closest_marker("parity"):
+            item.add_marker(skip)
