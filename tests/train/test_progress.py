@@ -1,0 +1,340 @@
+"""What a run shows: the right figures, in the form that fits where they go, and never a reason to fail."""
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+import types
+
+import pytest
+from rich.console import Console
+
+from podling.data.events import PrepareEvent
+from podling.train.progress import LiveReporter, NotebookReporter, PlainReporter, make_reporter, words
+from podling.train.progress.notebook import View, in_notebook
+from podling.train.progress.summary import summary_view
+
+BASELINE = types.SimpleNamespace(unigram_loss=5.98714, bigram_loss=4.41234, bigram_parse_share=0.05)
+EVALUATION = {"step": 30, "val_loss": 3.45678, "val_perplexity": 31.714, "val_bits_per_byte": 1.41234}
+SUMMARY = {
+    "run": "runs/my book",
+    "params": 3_456_789,
+    "tokens": 2_457_600,
+    "steps": 600,
+    "train_loss": 3.2,
+    "val_loss": 3.45678,
+    "val_bits_per_byte": 1.41234,
+    "unigram_loss": 5.98714,
+    "bigram_loss": 4.41234,
+    "tokens_per_s": 12_345.6,
+    "mfu": 0.4123,
+    "data_wait_share": 0.0021,
+    "retraces": 0,
+    "wall_s": 201.3,
+    "export": "runs/my book/export",
+}
+
+
+def record(step, **more):
+    return {
+        "step": step,
+        "loss": 4.5 - step / 100,
+        "lr": 1.9e-3,
+        "grad_norm": 0.9,
+        "tokens": step * 4096,
+        "step_s": 0.3,
+        "tokens_per_s": 12_345.6,
+        "mfu": 0.4123,
+        "data_wait_share": 0.0021,
+        "left_s": 125.2,
+        "elapsed_s": 9.0,
+        "retraces": 0,
+    } | more
+
+
+def run_through(reporter, steps=35):
+    with reporter.preparing() as progress:
+        progress(PrepareEvent("tokenizing", 3_000_000, 12_600_000, 8.12, 1.4, 1_000_000))
+    reporter.say("data: 12 documents")
+    reporter.begin(40, 0, BASELINE)
+    with reporter.status("compiling the training step", 40):
+        pass
+    for step in range(1, steps + 1):
+        reporter.step(record(step))
+    reporter.evaluation(EVALUATION)
+    reporter.sample("def f():\n    return 1\n")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(None, "-"), (0, "0:00"), (7.4, "0:07"), (59.6, "1:00"), (725, "12:05"), (3599.6, "1:00:00"), (10965, "3:02:45")],
+)
+def test_durations(seconds, shown):
+    assert words.duration(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [
+        (None, "-"),
+        (0, "0"),
+        (950, "950"),
+        (999.6, "1.00K"),
+        (12_345.6, "12.3K"),
+        (100_000, "100K"),
+        (999_960, "1.00M"),
+        (124_439_808, "124M"),
+        (6.64e9, "6.64B"),
+    ],
+)
+def test_counts(number, shown):
+    assert words.count(number) == shown
+
+
+def test_a_step_in_one_line():
+    assert words.step_line(record(30), 1200) == (
+        "step    30/1,200  loss 4.2000  lr 1.90e-03  12.3K tokens/s  MFU 41.2%  data wait 0.2%  left 2:05"
+    )
+    unknown = {"step": 1, "loss": 4.0, "lr": None, "tokens_per_s": None, "mfu": None}
+    assert words.step_line(unknown, 9) == "step 1/9  loss 4.0000  lr -  - tokens/s  MFU -  data wait -  left -"
+
+
+def test_an_evaluation_in_one_line():
+    line = "step 30  held-out loss 3.4568 nats/token, 1.4123 bits/byte, perplexity 31.71"
+    assert words.evaluation_line(EVALUATION) == line
+    assert words.evaluation_line(EVALUATION, BASELINE) == line + " (bigram 4.4123)"
+    assert "bits" not in words.evaluation_line(EVALUATION | {"val_bits_per_byte": None})
+
+
+def test_preparing_in_one_line():
+    event = PrepareEvent("tokenizing", 3_000_000, 12_600_000, 8.12, 1.4, 1_000_000)
+    assert words.prepare_line(event) == "tokenizing: 3.0 MB of 12.6 MB, 8.1 MB/s, 1.00M tokens, 0:01 left"
+    assert words.prepare_line(PrepareEvent("hashing", 5, None, 0.0, None, 0)) == "hashing: 5 bytes, 0.0 MB/s"
+
+
+def test_the_curve_keeps_its_shape_in_bounded_memory():
+    curve = words.Curve()
+    for step in range(100_000):
+        curve.add(10 - step / 10_000)
+        curve.add(float("nan"))
+    assert len(curve._means) < 2 * curve.SIZE
+    drawn = curve.draw(16)
+    assert drawn == "".join(sorted(drawn, reverse=True)) and (drawn[0], drawn[-1], len(drawn)) == ("█", "▁", 16)
+    assert words.Curve().draw(10) == ""
+    flat = words.Curve()
+    flat.add(1.0)
+    assert flat.draw(10) == "▁"
+
+
+def test_model_output_cannot_steer_the_terminal():
+    assert words.printable("a\x1b[31m\tb\r\n日本\x00\x9b") == "a�[31m\tb�\n日本��"
+    assert words.first_lines("\n" + "x\n" * 20, most=3) == "x\nx\nx\n... 17 more lines"
+
+
+def test_plain_lines_have_no_bar_and_no_control_codes():
+    out = io.StringIO()
+    reporter = PlainReporter(40, log_every=10, stream=out)
+    run_through(reporter, steps=40)
+    reporter.summary(SUMMARY)
+    reporter.close()
+    text = out.getvalue()
+    assert not re.search(r"[\x00-\x09\x0b-\x1f]", text)
+    assert re.findall(r"^step +(\d+)/40 ", text, re.MULTILINE) == ["10", "20", "30", "40"]
+    for line in (
+        "tokenizing ...",
+        "data: 12 documents",
+        "to beat: unigram 5.9871, bigram 4.4123 nats/token",
+        "compiling the training step, about 40 s ...",
+        "    return 1",
+    ):
+        assert line in text
+
+
+def test_the_last_step_has_its_line_whatever_the_interval():
+    out = io.StringIO()
+    reporter = PlainReporter(7, log_every=5, stream=out)
+    for step in range(1, 8):
+        reporter.step(record(step))
+    assert re.findall(r"step (\d)/7", out.getvalue()) == ["5", "7"]
+
+
+def test_a_long_status_says_how_long_it_took():
+    out, now = io.StringIO(), [0.0]
+    reporter = PlainReporter(1, stream=out, clock=lambda: now[0])
+    with reporter.status("compiling", 40):
+        now[0] += 38.2
+    with reporter.preparing() as progress:
+        for now[0] in (100.0, 101.0, 111.5):
+            progress(PrepareEvent("tokenizing", 5, 10, 1.0, 2.0, 0))
+    assert out.getvalue().splitlines() == [
+        "compiling, about 40 s ...",
+        "compiling: done in 38 s",
+        "tokenizing ...",
+        "tokenizing: 5 bytes of 10 bytes, 1.0 MB/s, 0:02 left",
+    ]
+
+
+def test_a_reader_that_goes_away_does_not_stop_the_run():
+    tries = []
+
+    class Gone(io.StringIO):
+        def flush(self):
+            tries.append(True)
+            raise BrokenPipeError
+
+    reporter = PlainReporter(40, stream=Gone())
+    run_through(reporter)
+    reporter.summary(SUMMARY)
+    assert len(tries) == 1
+
+
+def test_a_stream_that_cannot_show_a_character_shows_another():
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    PlainReporter(1, stream=stream).say("2 → 3")
+    assert stream.buffer.getvalue() == b"2 ? 3\n"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("width", [50, 80, 120])
+def test_the_live_view_fits_and_shows_every_figure(width):
+    out = io.StringIO()
+    reporter = LiveReporter(40, stream=out, width=width)
+    run_through(reporter)
+    console = Console(width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(reporter)
+    text = capture.get()
+    assert max(map(len, text.splitlines())) <= min(width, 100)
+    flat = re.sub(r"[│\s]+", " ", text)
+    for figure in ("35/40", "88% left 2:05", "loss 4.1500", "3.4568 at step 30", "bigram 4.4123", "unigram 5.9871",
+                   "1.90e-03", "12.3K tokens/s", "MFU 41.2%", "data wait 0.2%"):  # fmt: skip
+        assert figure in flat, figure
+    assert "retraces" not in flat
+    reporter.step(record(36, retraces=2))
+    with console.capture() as capture:
+        console.print(reporter)
+    assert "retraces 2" in re.sub(r"[│\s]+", " ", capture.get())
+    reporter.close()
+    reporter.close()
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_summary_says_all_and_what_to_type_next(width):
+    console = Console(width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(summary_view(SUMMARY | {"parse_share": 0.65, "bigram_parse_share": 0.05}, width))
+    text = capture.get()
+    assert max(map(len, text.splitlines())) <= width
+    assert re.search(r"unigram model +5\.9871", text)
+    assert re.search(r"bigram model +4\.4123 +5%", text)
+    assert re.search(r"this model +3\.4568 +65%", text)
+    flat = re.sub(r"[│\s]+", " ", text)
+    for figure in (
+        "3.46M parameters",
+        "600 steps, 2.46M tokens in 3:21",
+        "12.3K tokens/s, MFU 41.2%",
+        "3.2000",
+        "1.4123",
+    ):
+        assert figure in flat
+    commands = text.split("next:\n")[1]
+    assert "podling generate 'runs/my book' --prompt 'def '" in commands
+    assert "podling export 'runs/my book' --to hf DIR" in commands
+
+
+def test_the_summary_without_optional_figures():
+    console = Console(width=80, color_system=None)
+    unknown = SUMMARY | dict.fromkeys(["mfu", "val_bits_per_byte", "export", "unigram_loss", "data_wait_share"])
+    with console.capture() as capture:
+        console.print(summary_view(unknown | {"retraces": 3}, 80))
+    text = capture.get()
+    assert "parse" not in text and "export  " not in text and "None" not in text
+    assert "MFU -" in text and "traced again 3 times" in text and re.search(r"unigram model +-", text)
+    assert "--prompt 'The '" in text
+
+
+def test_the_notebook_updates_one_display_in_place(capsys):
+    shown = []
+
+    class Handle:
+        def update(self, view):
+            shown.append(view)
+
+    def display(view, display_id):
+        assert display_id is True and not shown
+        shown.append(view)
+        return Handle()
+
+    reporter = NotebookReporter(40, display=display)
+    run_through(reporter, steps=40)
+    assert {type(view) for view in shown} == {View}
+    assert any("compiling the training step, about 40 s" in repr(view) for view in shown)
+    last = shown[-1]._repr_html_()
+    for figure in ("40/40", "4.1000", "3.4568 at step 30", "bigram 4.4123", "12.3K tokens/s, MFU 41.2%"):
+        assert figure in last
+    assert "now" not in dict(shown[-1].rows)
+    printed = capsys.readouterr().out
+    assert "data: 12 documents" in printed and "loss 4." not in printed
+    assert View([("<b>", "&")])._repr_html_().count("&lt;b&gt;") == 1
+
+
+def test_the_form_fits_where_the_output_goes(monkeypatch):
+    assert type(make_reporter(1)) is PlainReporter
+    assert "IPython" not in sys.modules and not in_notebook()
+    kernel = types.SimpleNamespace(get_ipython=lambda: types.SimpleNamespace(kernel=object()))
+    monkeypatch.setitem(sys.modules, "IPython", kernel)
+    assert in_notebook()
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: None))
+    assert not in_notebook()
+
+
+def test_with_json_nothing_goes_to_stdout(capsys):
+    reporter = make_reporter(40, json=True)
+    run_through(reporter)
+    reporter.summary(SUMMARY)
+    captured = capsys.readouterr()
+    assert captured.out == "" and "this model" in captured.err
+
+
+ON_TERMINAL = """
+import json, sys
+from podling.train.progress import make_reporter
+reporter = make_reporter(40)
+print(type(reporter).__name__)
+reporter.begin(40, 0)
+reporter.step({"step": 3, "loss": 1.0, "lr": 0.1})
+raise SystemExit("a failure nobody expected")
+"""
+
+
+def on_terminal(**environment):
+    ours, theirs = pty.openpty()
+    env = (
+        {k: v for k, v in os.environ.items() if k != "JPY_PARENT_PID"}
+        | {"TERM": "xterm", "COLUMNS": "80"}
+        | environment
+    )
+    process = subprocess.Popen([sys.executable, "-c", ON_TERMINAL], stdout=theirs, stderr=theirs, stdin=theirs, env=env)
+    os.close(theirs)
+    output = b""
+    try:
+        while chunk := os.read(ours, 65536):
+            output += chunk
+    except OSError:  # how Linux says that the other end is closed
+        pass
+    os.close(ours)
+    process.wait(timeout=30)
+    return output.decode()
+
+
+def test_a_terminal_gets_the_live_view_and_its_cursor_back_after_a_failure():
+    text = on_terminal()
+    assert text.startswith("LiveReporter") and "3/40" in text
+    assert text.rfind("\x1b[?25h") > text.rfind("\x1b[?25l") > 0
+
+
+@pytest.mark.parametrize("environment", [{"JPY_PARENT_PID": "1"}, {"TERM": "dumb"}])
+def test_what_only_looks_like_a_terminal_gets_plain_lines(environment):
+    text = on_terminal(**environment)
+    assert text.startswith("PlainReporter") and "\x1b" not in text
