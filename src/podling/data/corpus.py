@@ -86,10 +86,21 @@ def find_sources(config: DataConfig) -> Sources:
     return found
 
 
-def iter_chunks(sources: Iterable[Source], config: DataConfig, counts: ReadCounts | None = None) -> Iterator[Chunk]:
+def iter_chunks(
+    sources: Iterable[Source],
+    config: DataConfig,
+    counts: ReadCounts | None = None,
+    problems: list[Problem] | None = None,
+) -> Iterator[Chunk]:
     """All documents in order as chunks of bounded size, up to `config.limit` bytes of text.
 
     The document that reaches the limit is cut there.
+
+    Args:
+        sources: where to read.
+        config: how to read.
+        counts: told what was replaced or left out.
+        problems: when given, a source that cannot be read adds its problem here, and the next one is read.
 
     Raises:
         InputError: content that cannot be read, with file and place.
@@ -97,17 +108,22 @@ def iter_chunks(sources: Iterable[Source], config: DataConfig, counts: ReadCount
     counts = counts if counts is not None else ReadCounts()
     left = parse_bytes(config.limit, "--limit") if config.limit else None
     for number, source in enumerate(sources):
-        for chunk in read_chunks(source, number, config, counts):
-            if left is None:
+        try:
+            for chunk in read_chunks(source, number, config, counts):
+                if left is None:
+                    yield chunk
+                    continue
+                data = chunk.text.encode()
+                if len(data) >= left:
+                    text = data[:left].decode(errors="ignore")
+                    yield Chunk(text, chunk.source, chunk.index, True, chunk.name)
+                    return
+                left -= len(data)
                 yield chunk
-                continue
-            data = chunk.text.encode()
-            if len(data) >= left:
-                text = data[:left].decode(errors="ignore")
-                yield Chunk(text, chunk.source, chunk.index, True, chunk.name)
-                return
-            left -= len(data)
-            yield chunk
+        except InputError as error:
+            if problems is None:
+                raise
+            problems += error.problems
 
 
 def iter_documents(sources: Iterable[Source], config: DataConfig) -> Iterator[Document]:

@@ -2,7 +2,7 @@
 
 import hashlib
 from array import array
-from collections.abc import Iterator
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal
@@ -23,6 +23,7 @@ class Scan:
     sizes_bytes: array = field(default_factory=lambda: array("Q"))
     hashes: array = field(default_factory=lambda: array("Q"))
     source_bytes: list[int] = field(default_factory=list)
+    source_documents: Counter[int] = field(default_factory=Counter)
     counts: ReadCounts = field(default_factory=ReadCounts)
 
     @property
@@ -94,50 +95,26 @@ def scan(sources: Sources, config: DataConfig, progress: Progress | None) -> Sca
     found = Scan(source_bytes=[0] * len(sources))
     meter = Meter("reading", None, progress)
     problems: list[Problem] = []
-    for step in _scan_steps(sources, config, found, problems):
-        meter.add(step)
+    hasher, size = hashlib.blake2b(digest_size=8), 0
+    for chunk in iter_chunks(sources, config, found.counts, problems):
+        data = chunk.text.encode()
+        hasher.update(data)
+        size += len(data)
+        found.source_bytes[chunk.source] += len(data)
+        if chunk.ends:
+            found.sizes_bytes.append(size)
+            found.hashes.append(int.from_bytes(hasher.digest(), "little"))
+            found.source_documents[chunk.source] += 1
+            hasher, size = hashlib.blake2b(digest_size=8), 0
+        meter.add(len(data))
+        if len(problems) >= MOST_PROBLEMS:
+            break
     meter.finish()
     raise_if(problems)
     if not found.sizes_bytes:
         names = ", ".join(source.name for source in sources[:5])
         raise InputError(Problem(names, "holds no text", "give a file with some"))
     return found
-
-
-def _scan_steps(sources: Sources, config: DataConfig, found: Scan, problems: list[Problem]) -> Iterator[int]:
-    """Bytes of text as they are read. A source that fails is noted, and the next one is read."""
-    chunks = iter_chunks(sources, config, found.counts)
-    begun = 0
-    while True:
-        hasher, size = hashlib.blake2b(digest_size=8), 0
-        try:
-            for chunk in chunks:
-                begun = chunk.source
-                data = chunk.text.encode()
-                hasher.update(data)
-                size += len(data)
-                found.source_bytes[chunk.source] += len(data)
-                if chunk.ends:
-                    found.sizes_bytes.append(size)
-                    found.hashes.append(int.from_bytes(hasher.digest(), "little"))
-                    hasher, size = hashlib.blake2b(digest_size=8), 0
-                yield len(data)
-            return
-        except InputError as error:
-            problems += error.problems
-            # A source that fails at its first byte gives no chunk: find it by name among those not begun.
-            names = [source.name for source in sources]
-            failed = next((i for i in range(begun, len(names)) if _is_of(error.problems[0].where, names[i])), begun)
-            if len(problems) >= MOST_PROBLEMS or failed + 1 >= len(sources):
-                return
-            rest = Sources(sources[failed + 1 :])
-            for _ in _scan_steps(rest, config, Scan(source_bytes=[0] * len(rest)), problems):
-                pass
-            return
-
-
-def _is_of(where: str, name: str) -> bool:
-    return where == name or where.startswith((f"{name}:", f"{name} "))
 
 
 def choose_split(found: Scan, holdout: float) -> Split:

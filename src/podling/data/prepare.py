@@ -1,0 +1,347 @@
+"""Text to token shards: in bounded memory, on all cores, atomic, resumable, and reused when nothing changed."""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+from podling.config import DataConfig
+from podling.data.corpus import Sources, find_sources, is_prepared
+from podling.data.encode import encode_segments
+from podling.data.events import Meter, PrepareEvent, Progress
+from podling.data.readers import ReadCounts, Source, hub_parts, read_chunks
+from podling.data.scan import Scan, Split, choose_split, hash_sources, scan
+from podling.data.tokenizer import Tokenizer
+from podling.data.vocabulary import TRAIN_BYTES, build_tokenizer, check_tokenizer
+from podling.errors import InputError, Problem, raise_if
+from podling.files import atomic_write, file_above, parse_bytes, show_bytes, sync_folder, writing
+
+__all__ = ["PrepareEvent", "check_data", "prepare"]
+
+KEY_VERSION = 1
+"""Part of every key: raise it when the same text would give other tokens or another split."""
+
+
+def prepare(config: DataConfig, out: Path | None = None, progress: Progress | None = None) -> Path:
+    """Turn text into a folder of token shards that `Prepared.open` reads.
+
+    The work is done in a hidden folder beside the result, which is renamed when all of it is there. A prepare that was
+    killed continues from its finished shards. When a folder for the same text, tokenizer and split exists (judged by
+    the hash of every file), it is used as it is.
+
+    Args:
+        config: what to read and how; a single prepared folder in `paths` is returned as it is.
+        out: the folder to write; None is a folder named by content under `config.cache`.
+        progress: told how far it is.
+
+    Returns:
+        The folder.
+
+    Raises:
+        InputError: something about the text, the tokenizer or the folder is wrong.
+        RunError: the disk is full.
+    """
+    if len(config.paths) == 1 and is_prepared(config.paths[0]):
+        return _given_prepared(config, out)
+    sources = check_data(config)
+    key = _key(config, sources, hash_sources(sources, progress))
+    final = Path(out) if out is not None else cache_folder(config) / key[:24]
+    if out is not None and (blocker := file_above(final)) is not None:
+        raise InputError(Problem(str(out), f"cannot be made: {blocker} is a file", "choose a path below a folder"))
+    if _reusable(final, key):
+        return final
+    partial = final.absolute().with_name(f".{final.name}.partial")
+    with _locked(partial, progress):
+        if not _reusable(final, key):  # another process may just have finished it
+            _prepare_in(partial, config, sources, key, progress)
+            with writing(final):
+                (partial / "lock").unlink()
+                os.rename(partial, final)
+                sync_folder(final.absolute().parent)
+    return final
+
+
+def check_data(config: DataConfig) -> Sources:
+    """The sources, or every problem that can be told without reading any text.
+
+    Raises:
+        InputError: with all of them.
+    """
+    problems = check_tokenizer(config)
+    sources = Sources()
+    if not 0 < config.holdout < 1:
+        what = f"{config.holdout:g} leaves nothing to {'evaluate' if config.holdout <= 0 else 'train'} on"
+        problems.append(Problem("--data.holdout", what, "choose a share between 0 and 1, such as 0.05"))
+    try:
+        sources = find_sources(config)
+    except InputError as error:
+        problems = error.problems + problems
+    raise_if(problems)
+    return sources
+
+
+def cache_folder(config: DataConfig) -> Path:
+    """Where prepared data is kept when no folder is named."""
+    if config.cache:
+        return Path(config.cache)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "podling" / "prepared"
+
+
+def _key(config: DataConfig, sources: Sources, digests: list[str]) -> str:
+    """Hash of all that decides the result: the content of every file and every setting."""
+    settings: dict[str, Any] = {
+        "version": KEY_VERSION,
+        "tokenizer": config.tokenizer,
+        "vocab_size": config.vocab_size if config.tokenizer == "bpe" else None,
+        "text_field": config.text_field,
+        "errors": config.errors,
+        "split_on_eot": config.split_on_eot,
+        "limit_bytes": parse_bytes(config.limit, "--limit") if config.limit else None,
+        "holdout": config.holdout,
+        "sources": [[s.name, s.kind, s.size_bytes, digest] for s, digest in zip(sources, digests, strict=True)],
+        "revisions": [_hub_revision(source) for source in sources if source.kind == "hub"],
+        "vocabulary": [_file_digest(path) for path in _vocabulary_files(config.tokenizer)],
+    }
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+def _vocabulary_files(tokenizer: str) -> list[Path]:
+    path = Path(tokenizer)
+    if tokenizer in ("bpe", "char", "bytes", "gpt2") or not path.exists():
+        return []
+    names = ("tokenizer.json", "vocab.json", "merges.txt", "encoder.json", "vocab.bpe")
+    return [path / name for name in names if (path / name).is_file()] if path.is_dir() else [path]
+
+
+def _file_digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _hub_revision(source: Source) -> str:
+    """What the dataset holds now: the hash of its local files, or the hub's revision."""
+    path = hub_parts(source.name)[0]
+    if os.path.isdir(path):
+        files = sorted(file for file in Path(path).rglob("*") if file.is_file())
+        return hashlib.sha256("".join(f"{file}{_file_digest(file)}" for file in files).encode()).hexdigest()
+    from huggingface_hub import HfApi
+
+    try:
+        return HfApi().dataset_info(path, timeout=20).sha or ""
+    except Exception as error:  # offline, missing, private: each library version has its own exceptions for it
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        fix = "check the name and the network; or give local files, or a folder that podling prepare wrote"
+        raise InputError(Problem(source.name, f"cannot be found: {reason}", fix)) from error
+
+
+def _reusable(final: Path, key: str) -> bool:
+    from podling.data.shards import Prepared
+
+    if not final.exists():
+        return False
+    if not is_prepared(final):
+        if final.is_dir() and not any(final.iterdir()):
+            return False
+        raise InputError(Problem(str(final), "exists and is not prepared data", "choose another folder"))
+    if Prepared.open(final).manifest["key"] != key:
+        what = "holds data prepared from other text or with other settings"
+        raise InputError(Problem(str(final), what, "choose another folder, or delete this one"))
+    return True
+
+
+def _given_prepared(config: DataConfig, out: Path | None) -> Path:
+    """A prepared folder as it is, unless a setting that differs from the default asks for other data."""
+    from podling.data.shards import Prepared
+
+    folder = Path(config.paths[0])
+    if out is not None:
+        raise InputError(Problem(str(folder), "is prepared already", "use it as it is: podling train --data"))
+    made = Prepared.open(folder).manifest["config"]
+    problems = []
+    default = DataConfig()
+    for name in ("tokenizer", "vocab_size", "text_field", "errors", "split_on_eot", "limit", "holdout"):
+        wanted = getattr(config, name)
+        if wanted != getattr(default, name) and wanted != made[name]:
+            what = f"was prepared with {name} {made[name]!r}, not {wanted!r}"
+            problems.append(Problem(str(folder), what, "leave the setting out, or give the text itself"))
+    raise_if(problems)
+    return folder
+
+
+@contextlib.contextmanager
+def _locked(partial: Path, progress: Progress | None) -> Iterator[None]:
+    """Hold `partial` alone; wait for another process that is preparing the same folder."""
+    meter = Meter("waiting for another podling preparing this data", None, None)
+    while True:
+        with writing(partial):
+            partial.mkdir(parents=True, exist_ok=True)
+        try:
+            file = open(partial / "lock", "a")  # noqa: SIM115 - closed below, together with the lock
+        except FileNotFoundError:
+            continue  # it was renamed just now
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            if meter.progress is None and progress is not None:
+                meter = Meter(meter.stage, None, progress)
+            time.sleep(0.2)
+            continue
+        with file:
+            if _is_same_file(file, partial / "lock"):
+                yield
+                return
+
+
+def _is_same_file(file: IO[str], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _prepare_in(partial: Path, config: DataConfig, sources: Sources, key: str, progress: Progress | None) -> None:
+    """Do the work in `partial`, starting from what an earlier attempt with the same key has finished."""
+    mark = partial / "key"
+    if not mark.exists() or mark.read_text() != key:
+        for path in partial.iterdir():
+            if path.name != "lock":
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        atomic_write(mark, key)
+    local = _spool_hub(partial, config, sources, progress)
+    found = scan(local, config, progress)
+    split = choose_split(found, config.holdout)
+    if (partial / "tokenizer.json").exists():
+        tokenizer = Tokenizer.load(partial / "tokenizer.json", (partial / "tokenizer.name").read_text())
+    else:
+        tokenizer = _tokenizer(config, local, found, split, progress)
+        atomic_write(partial / "tokenizer.name", tokenizer.name)
+        tokenizer.save(partial / "tokenizer.json")
+    meter = Meter("tokenizing", found.total_bytes, progress)
+    totals = encode_segments(partial, local, config, split, tokenizer, meter)
+    meter.finish()
+    for path in [mark, partial / "tokenizer.name", *partial.glob("segment-*.json"), *partial.glob("hub-*")]:
+        path.unlink()
+    _write_manifest(partial, config, sources, key, found, split, tokenizer, totals)
+
+
+def _tokenizer(
+    config: DataConfig, sources: Sources, found: Scan, split: Split, progress: Progress | None
+) -> Tokenizer:
+    return build_tokenizer(
+        config,
+        sources,
+        progress,
+        total_bytes=found.total_bytes,
+        train_document=lambda document: split.train_bytes(document) > 0,
+    )
+
+
+def _spool_hub(partial: Path, config: DataConfig, sources: Sources, progress: Progress | None) -> Sources:
+    """Fetch hub datasets once into local files, since the text is read several times and a stream may not be."""
+    left = parse_bytes(config.limit, "--limit") if config.limit else None
+    local = Sources(skipped=sources.skipped)
+    for number, source in enumerate(sources):
+        if source.kind != "hub":
+            local.append(source)
+            continue
+        path = partial / f"hub-{number}.jsonl"
+        if not path.exists():
+            _fetch(source, path, config, left, Meter(f"fetching {source.name}", left, progress))
+        local.append(replace(source, kind="jsonl", path=path, size_bytes=path.stat().st_size))
+    return local
+
+
+def _fetch(source: Source, path: Path, config: DataConfig, left: int | None, meter: Meter) -> None:
+    temporary = path.with_suffix(".tmp")
+    with writing(path), open(temporary, "w", encoding="utf-8") as file:
+        for chunk in read_chunks(source, 0, config, ReadCounts()):
+            file.write(json.dumps({config.text_field: chunk.text}, ensure_ascii=False) + "\n")
+            meter.add(len(chunk.text.encode()))
+            if left is not None and meter.done_bytes >= left:
+                break
+        file.flush()
+        os.fsync(file.fileno())
+        os.rename(temporary, path)
+    meter.finish()
+
+
+def _write_manifest(
+    folder: Path,
+    config: DataConfig,
+    sources: Sources,
+    key: str,
+    found: Scan,
+    split: Split,
+    tokenizer: Tokenizer,
+    totals: dict[str, Any],
+) -> None:
+    from podling.data.shards import FORMAT, fingerprint, token_dtype, write_manifest
+
+    python_bytes = sum(
+        size for source, size in zip(sources, found.source_bytes, strict=True) if ".py" in Path(source.name).suffixes
+    )
+    names = ("tokenizer", "vocab_size", "text_field", "errors", "split_on_eot", "limit", "holdout")
+    write_manifest(
+        folder,
+        {
+            "format": FORMAT,
+            "key": key,
+            "fingerprint": fingerprint(tokenizer, totals["splits"]),
+            "kind": "python" if python_bytes >= 0.95 * found.total_bytes else "text",
+            "documents": len(found.sizes_bytes),
+            "split": split.describe(),
+            "split_rule": split.rule,
+            "tokenizer": {
+                "name": tokenizer.name,
+                "fingerprint": tokenizer.fingerprint,
+                "vocab_size": tokenizer.vocab_size,
+                "eot_id": tokenizer.eot_id,
+            },
+            "dtype": token_dtype(tokenizer.vocab_size).str,
+            "splits": totals["splits"],
+            "notes": _notes(config, sources, found, tokenizer, totals),
+            "config": {name: getattr(config, name) for name in names},
+            "sources": [
+                {"name": source.name, "text_bytes": size, "documents": found.source_documents[number]}
+                for number, (source, size) in enumerate(zip(sources, found.source_bytes, strict=True))
+            ],
+        },
+    )
+
+
+def _notes(
+    config: DataConfig, sources: Sources, found: Scan, tokenizer: Tokenizer, totals: dict[str, Any]
+) -> list[str]:
+    """Everything that was left out, changed or done otherwise than a person might think."""
+    notes = []
+    counts = found.counts
+    if sources.skipped:
+        listed = ", ".join(f"{count:,} {reason}" for reason, count in sources.skipped.most_common())
+        notes.append(f"skipped: {listed}")
+    if counts.empty_documents:
+        notes.append(f"left out: {counts.empty_documents:,} empty documents")
+    if counts.replaced:
+        where = ", ".join(f"{count:,} in {name}" for name, count in counts.replaced.most_common(5))
+        notes.append(f"replaced with U+FFFD: {where}")
+    if counts.eot_lines:
+        notes.append(
+            f"the text holds <|endoftext|> {counts.eot_lines:,} times, kept as plain text; "
+            "--split-on-eot takes lines of it as document boundaries"
+        )
+    if config.limit and found.total_bytes >= parse_bytes(config.limit, "--limit"):
+        notes.append(f"reading stopped at --limit {config.limit}; the document there is cut")
+    if config.tokenizer == "bpe" and found.total_bytes > TRAIN_BYTES:
+        notes.append(f"the vocabulary was trained on an even sample of {show_bytes(TRAIN_BYTES)}")
+    if totals["forced_cuts"]:
+        notes.append(f"{totals['forced_cuts']:,} runs of over a million characters without a word boundary were cut")
+    if totals["unknown"]:
+        notes.append(f"{totals['unknown']:,} tokens are unknown: {tokenizer.name} cannot write all of this text")
+    return notes
