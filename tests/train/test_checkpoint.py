@@ -277,6 +277,7 @@ def test_a_file_size_limit_stops_with_the_last_good_checkpoint_intact(tmp_path):
         command, capture_output=True, text=True, timeout=60, env={**os.environ, "JAX_PLATFORMS": "cpu"}
     )
     assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr, "the person reads one sentence, not Orbax's threads"
     said = done.stdout.splitlines()
     assert sum("2.partial: could not be written: File too large" in line for line in said) == 4, done.stdout
     assert sum("the checkpoint of step 1 is intact" in line for line in said) == 4, done.stdout

@@ -6,7 +6,7 @@ the manifest is there because Orbax restores a flipped bit without a word.
 """
 
 import contextlib
-import os
+import logging
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -18,11 +18,11 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from podling.errors import InputError, Problem, RunError
-from podling.files import show_bytes, sync_folder
+from podling.files import show_bytes
 from podling.train import manifest
 from podling.train.environment import environment
+from podling.train.steps import PARTIAL, StepFolders
 
-PARTIAL = ".partial"
 STATE = "state"
 
 
@@ -36,17 +36,14 @@ class Checkpoints:
 
     def __init__(self, folder: Path, keep: int = 2):
         self.folder = Path(folder).absolute()
-        self.keep = max(1, keep)
+        self._folders = StepFolders(self.folder, keep)
         self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._cleaned = False
 
     def steps(self) -> list[int]:
         """Complete steps, oldest first. Whether their bytes are still good is known when one is restored."""
-        if not self.folder.is_dir():
-            return []
-        return sorted(int(p.name) for p in self.folder.iterdir() if p.name.isdecimal() and p.is_dir())
+        return self._folders.steps()
 
     def latest(self) -> int | None:
         """The newest complete step."""
@@ -54,13 +51,7 @@ class Checkpoints:
 
     def best(self) -> int | None:
         """The step with the lowest metric, the newest of equals; None when no step has one."""
-        scored = []
-        for step in self.steps():
-            with contextlib.suppress(manifest.Damaged):
-                metric = manifest.read(self.folder / str(step))["metric"]
-                if metric is not None:
-                    scored.append((metric, -step))
-        return -min(scored)[1] if scored else None
+        return self._folders.best()
 
     def check_space(self, step_bytes: int) -> None:
         """Refuse to start when the kept steps and the one being written will not fit.
@@ -72,18 +63,19 @@ class Checkpoints:
             RunError: with the bytes needed, the bytes free and the path.
         """
         with self._explained(self.folder):
-            self._open_for_writing()
+            self._folders.clean()
             held_bytes = sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
             free_bytes = shutil.disk_usage(self.folder).free
-        steps = self.keep + 2  # the newest, the best, and the one being written
+        steps = self._folders.keep + 2  # the newest, the best, and the one being written
         needed_bytes = max(step_bytes, steps * step_bytes - held_bytes)
         if needed_bytes > free_bytes:
+            fewer = ", or keep fewer with --run.keep 1" if self._folders.keep > 1 else ""
             raise RunError(
                 Problem(
                     str(self.folder),
                     f"checkpoints need {show_bytes(needed_bytes)} more ({show_bytes(step_bytes)} each, "
                     f"up to {steps} at a time), only {show_bytes(free_bytes)} are free",
-                    "free some space, choose another --out, or keep fewer with --run.keep 1",
+                    f"free some space or choose another --out{fewer}",
                 )
             )
 
@@ -104,15 +96,14 @@ class Checkpoints:
             RunError: this or the previous save could not be written.
         """
         self.wait()
-        if self._is_good(step):
+        if self._folders.is_good(step):
             return
         partial = self.folder / f"{step}{PARTIAL}"
         record = manifest.describe(step, state, meta | {"environment": environment()}, metric)
         with self._explained(partial):
-            self._open_for_writing()
             if jax.process_index() == 0:
-                shutil.rmtree(partial, ignore_errors=True)
-                partial.mkdir()
+                self._folders.clean()
+                self._folders.begin(step)
             self._orbax.save(partial / STATE, args=ocp.args.PyTreeSave(state))  # pyright: ignore[reportCallIssue]
         self._thread = threading.Thread(target=self._commit, args=(step, partial, record), name=f"commit {step}")
         self._thread.start()
@@ -166,7 +157,7 @@ class Checkpoints:
         order = newest_first if step is None else [step, *(other for other in newest_first if other != step)]
         damage: list[Problem] = []
         for candidate in order:
-            path = self.folder / str(candidate)
+            path = self._folders.path(candidate)
             try:
                 record = manifest.verify(path)
             except manifest.Damaged as error:
@@ -178,30 +169,16 @@ class Checkpoints:
                 say(f"restored step {candidate} from {path}")
             return self._read(path / STATE, like), record["meta"]
         if damage:
-            raise InputError([*damage, Problem(str(self.folder), "no good checkpoint is left", "start a new run")])
+            raise InputError(
+                [*damage, Problem(str(self.folder), "no good checkpoint is left", "train again in a new --out")]
+            )
         raise InputError(Problem(str(self.folder), "there is no checkpoint", "train the run first"))
-
-    def _is_good(self, step: int) -> bool:
-        try:
-            manifest.verify(self.folder / str(step))
-        except manifest.Damaged:
-            return False
-        return True
 
     def _read(self, path: Path, like: Any) -> Any:
         args = ocp.args.PyTreeRestore(  # pyright: ignore[reportCallIssue]
             item=like, restore_args=ocp.checkpoint_utils.construct_restore_args(like), partial_restore=True
         )
         return self._orbax.restore(path, args=args)
-
-    def _open_for_writing(self) -> None:
-        """What a killed session left half-written is removed, once; only the writer does it, never a reader."""
-        if self._cleaned or jax.process_index() != 0:
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for stale in self.folder.glob(f"*{PARTIAL}"):
-            shutil.rmtree(stale)
-        self._cleaned = True
 
     def _commit(self, step: int, partial: Path, record: dict[str, Any]) -> None:
         """Runs in its own thread: wait for Orbax, seal the step, make it visible, drop what is no longer kept."""
@@ -210,30 +187,9 @@ class Checkpoints:
                 self._orbax.wait_until_finished()
                 if jax.process_index() == 0:
                     manifest.seal(partial, record)
-                    self._remove(step)  # there is one only when it was damaged
-                    os.rename(partial, self.folder / str(step))
-                    sync_folder(self.folder)
-                    self._prune(step)
+                    self._folders.publish(partial, step)
         except BaseException as error:  # handed to the main thread by wait()
             self._error = error
-
-    def _prune(self, newest: int) -> None:
-        """Keep the last few and the best. Steps beyond the newest belong to a history that was damaged and left."""
-        for step in self.steps():
-            if step > newest:
-                self._remove(step)
-        keep = {*self.steps()[-self.keep :], self.best()}
-        for step in self.steps():
-            if step not in keep:
-                self._remove(step)
-
-    def _remove(self, step: int) -> None:
-        """Out of sight in one rename, then deleted: a kill in between leaves no half-deleted step visible."""
-        path = self.folder / str(step)
-        if path.exists():
-            doomed = self.folder / f"{step}.removed{PARTIAL}"
-            os.rename(path, doomed)
-            shutil.rmtree(doomed)
 
     @contextlib.contextmanager
     def _explained(self, path: Path) -> Iterator[None]:
@@ -263,6 +219,14 @@ def hash_state(state: Any) -> str:
     The leaves must be addressable from this process.
     """
     return manifest.hash_leaves(state)
+
+
+def _surfaces_as_exception(record: logging.LogRecord) -> bool:
+    return record.exc_info is not None and "orbax" in record.pathname
+
+
+# Orbax's threads print their tracebacks (three, for a full disk); each also reaches `wait`, which says it in words.
+logging.getLogger("absl").addFilter(lambda record: not _surfaces_as_exception(record))
 
 
 def _cause(error: BaseException) -> str:

@@ -1,0 +1,89 @@
+"""The step folders of a run: which are there, which are kept, and how one becomes visible."""
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+from podling.files import sync_folder
+from podling.train import manifest
+
+PARTIAL = ".partial"
+
+
+class StepFolders:
+    """`folder/<step>` is a complete checkpoint; every other name below `folder` ends in `.partial` and may go.
+
+    Args:
+        folder: RUN/checkpoints.
+        keep: newest steps kept; the step with the lowest metric is kept besides.
+    """
+
+    def __init__(self, folder: Path, keep: int):
+        self.folder = folder
+        self.keep = max(1, keep)
+        self._cleaned = False
+
+    def steps(self) -> list[int]:
+        """Complete steps, oldest first. Whether their bytes are still good is known when one is verified."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(int(p.name) for p in self.folder.iterdir() if p.name.isdecimal() and p.is_dir())
+
+    def path(self, step: int) -> Path:
+        """Where a complete step is."""
+        return self.folder / str(step)
+
+    def best(self) -> int | None:
+        """The step with the lowest metric, the newest of equals; None when no step has one."""
+        scored = []
+        for step in self.steps():
+            with contextlib.suppress(manifest.Damaged):
+                metric = manifest.read(self.path(step))["metric"]
+                if metric is not None:
+                    scored.append((metric, -step))
+        return -min(scored)[1] if scored else None
+
+    def is_good(self, step: int) -> bool:
+        """The step is there and every byte of it agrees with its manifest."""
+        try:
+            manifest.verify(self.path(step))
+        except manifest.Damaged:
+            return False
+        return True
+
+    def clean(self) -> None:
+        """Remove, once, what a killed session left half-written. Only for the process that holds the run's lock."""
+        if self._cleaned:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for stale in self.folder.glob(f"*{PARTIAL}"):
+            shutil.rmtree(stale)
+        self._cleaned = True
+
+    def begin(self, step: int) -> Path:
+        """An empty folder to write a step into."""
+        partial = self.folder / f"{step}{PARTIAL}"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        return partial
+
+    def publish(self, partial: Path, step: int) -> None:
+        """Make a sealed step visible in one rename, then remove what is no longer kept."""
+        self.remove(step)  # there is one only when it was damaged
+        os.rename(partial, self.path(step))
+        sync_folder(self.folder)
+        for later in self.steps():
+            if later > step:  # left over from a history that was damaged and abandoned
+                self.remove(later)
+        kept = {*self.steps()[-self.keep :], self.best()}
+        for old in self.steps():
+            if old not in kept:
+                self.remove(old)
+
+    def remove(self, step: int) -> None:
+        """Out of sight in one rename, then deleted: a kill in between leaves no half-deleted step visible."""
+        if self.path(step).exists():
+            doomed = self.folder / f"{step}.removed{PARTIAL}"
+            os.rename(self.path(step), doomed)
+            shutil.rmtree(doomed)
