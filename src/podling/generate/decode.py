@@ -62,11 +62,13 @@ def generate(
 
     Args:
         params: float32, of any placement; brought to this process's first device.
+        cfg: the model.
         prompts: ids below `cfg.vocab_size`; an empty prompt starts from `end_id`.
         settings: `stop` strings are text, and not seen here.
         end_id: the tokenizer's end-of-text; it ends a row.
         stop_ids: further ids that end a row.
         never_ids: further ids that are never drawn; padding of the vocabulary never is.
+        dtype: compute precision.
         tokens_per_call: tokens each compiled call draws; more of them cost less dispatch and stream less smoothly.
         timing: filled in as the tokens come.
 
@@ -113,7 +115,7 @@ def _rules(
     limits = [min(settings.max_tokens, cfg.context - len(prompt) + 1) for prompt in prompts]
     return Rules(
         sampling=Sampling.of(settings, rows),
-        seeds=jnp.asarray([(settings.seed + row) % 2**32 for row in range(rows)], jnp.uint32),
+        seeds=jnp.asarray([settings.for_row(row).seed for row in range(rows)], jnp.uint32),
         limit=jnp.asarray(limits, jnp.int32),
         mask=allowed(vocab, cfg.vocab_size, tuple(never_ids)),
         ends=jnp.zeros((vocab,), bool).at[jnp.asarray(ends)].set(True),

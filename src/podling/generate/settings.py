@@ -1,6 +1,6 @@
 """What a person chooses about generated text. No JAX here, so a wrong value is answered at once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from podling.errors import Problem
 
@@ -42,3 +42,7 @@ class Settings:
         if not 0 <= self.seed < 2**32:
             found.append(Problem("--seed", f"{self.seed} is not in [0, 2^32)"))
         return found
+
+    def for_row(self, row: int) -> "Settings":
+        """The settings under which prompt number `row` alone gives what it gives in the batch."""
+        return replace(self, seed=(self.seed + row) % 2**32)

@@ -49,7 +49,12 @@ def forward_cached(
     Runs on one device, outside a mesh.
 
     Args:
+        params: see `gpt.forward`.
+        tokens: ids below `cfg.vocab_size`.
         positions: each token's place in its row, below S; every smaller place must hold a token already or now.
+        cache: keys and values of the smaller places.
+        cfg: the model.
+        dtype: compute precision, the cache's.
     """
     rows = jnp.arange(tokens.shape[0])[:, None]
     # [B, T, S]: a token sees the places up to its own.

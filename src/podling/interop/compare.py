@@ -1,0 +1,35 @@
+"""The same ids through two programs: logits to compare."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podling.config import ModelConfig
+from podling.generate.steps import NO_MESH, for_decoding
+from podling.model.gpt import forward, logits
+from podling.model.spec import Params
+
+
+def own_logits(params: Params, cfg: ModelConfig, ids: np.ndarray) -> np.ndarray:
+    """Float32 logits [B, T, vocab_size] of ids [B, T], padding of the vocabulary left out."""
+    placed = for_decoding(params, cfg, jnp.float32)
+    with jax.set_mesh(NO_MESH):
+        scores = jax.jit(lambda params, ids: logits(params, forward(params, ids, cfg), cfg))(placed, jnp.asarray(ids))
+        return np.asarray(scores)[..., : cfg.vocab_size]
+
+
+def transformers_logits(folder: Path, ids: np.ndarray) -> np.ndarray | None:
+    """The same from what AutoModelForCausalLM loads from `folder`; None without transformers and torch."""
+    if not (find_spec("transformers") and find_spec("torch")):
+        return None
+    import torch  # pyright: ignore[reportMissingImports]
+    import transformers  # pyright: ignore[reportMissingImports]
+
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        return model(torch.from_numpy(ids).long()).logits.numpy()
