@@ -63,8 +63,11 @@ def test_flags_are_unique_and_cover_every_field() -> None:
     sections = to_dict(Config())
     del sections["version"]
     assert {(flag.section, flag.field) for flag in flags()} == {(s, f) for s in sections for f in sections[s]}
-    for short in ("--data --tokenizer --vocab-size --model --context --steps --tokens --batch-tokens --lr --seed --dtype"
-                  " --device --mesh --eval-every --checkpoint-every --out").split():  # fmt: skip
+    common = (
+        "--data --tokenizer --vocab-size --model --context --steps --tokens --batch-tokens --lr --seed --dtype"
+        " --device --mesh --eval-every --checkpoint-every --out"
+    )
+    for short in common.split():
         assert short in names
 
 
@@ -85,7 +88,13 @@ def test_a_file_with_several_mistakes_reports_them_all() -> None:
     with pytest.raises(InputError) as caught:
         from_dict(data, "c.json")
     found = {problem.where: problem for problem in caught.value.problems}
-    assert set(found) == {"c.json: train.stepz", "c.json: train.lr", "c.json: model.heads", "c.json: trian", "c.json: run"}
+    assert set(found) == {
+        "c.json: train.stepz",
+        "c.json: train.lr",
+        "c.json: model.heads",
+        "c.json: trian",
+        "c.json: run",
+    }
     assert found["c.json: train.stepz"].fix == "did you mean steps?"
     assert found["c.json: trian"].fix == "did you mean train?"
 
@@ -167,9 +176,7 @@ def test_file_over_preset(tmp_path: Path) -> None:
     config, problems = base_config(["--config", str(path)])
     nano = preset_config("gpt2-nano")
     assert problems == []
-    assert config == replace(
-        nano, model=replace(nano.model, layers=3), optimizer=replace(nano.optimizer, lr=1.0)
-    )
+    assert config == replace(nano, model=replace(nano.model, layers=3), optimizer=replace(nano.optimizer, lr=1.0))
 
 
 def test_model_flag_over_file(tmp_path: Path) -> None:
@@ -188,7 +195,9 @@ def test_a_broken_file_is_named_with_its_line(tmp_path: Path) -> None:
 
 
 def test_settle_derives_and_says_so() -> None:
-    config, notes, problems = settle(changed(model__embed=128, train__steps=20), frozenset({"--model.embed", "--steps"}))
+    config, notes, problems = settle(
+        changed(model__embed=128, train__steps=20), frozenset({"--model.embed", "--steps"})
+    )
     assert (config.model.mlp, config.optimizer.warmup_steps) == (512, 2)
     assert len(notes) == 2 and problems == []
     given = frozenset({"--model.embed", "--steps", "--model.mlp", "--optimizer.warmup-steps"})

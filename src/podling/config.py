@@ -58,7 +58,7 @@ class DataConfig:
     """Which text to learn from and how it becomes tokens."""
 
     paths: Annotated[tuple[str, ...], flat("data")] = ()
-    """Files, folders, globs, hf:owner/name[:config][:split] or prepared data. Nothing: Python's own standard library."""
+    """Files, folders, globs, hf:owner/name[:config][:split] or prepared data. Nothing: Python's standard library."""
     tokenizer: Annotated[str, flat("tokenizer")] = "bpe"
     """bpe (trained on the data), gpt2, char, bytes, a tokenizer.json, or a folder with vocab.json/merges.txt."""
     vocab_size: Annotated[int, flat("vocab-size")] = 2048

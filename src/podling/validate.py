@@ -190,14 +190,14 @@ def _out(config: Config, bad: set[str]) -> list[Problem]:
     return out_problems(config.run.out)
 
 
-def out_problems(out: str) -> list[Problem]:
+def out_problems(out: str, where: str = "--out") -> list[Problem]:
     """Whether a folder can be made here: no parent may be a file."""
     path = Path(out)
     blocker = path if path.exists() and not path.is_dir() else file_above(path)
     if blocker is None:
         return []
     what = f"{out} is a file" if blocker == path else f"{out} lies below the file {blocker}"
-    return [Problem("--out", what, "give a folder, or a path that does not exist yet")]
+    return [Problem(where, what, "give a folder, or a path that does not exist yet")]
 
 
 def _init(config: Config, bad: set[str]) -> list[Problem]:

@@ -109,7 +109,8 @@ def test_all_problems_at_once_as_one_json_object(tmp_path: Path) -> None:
     assert answer["exit_code"] == 2
     problems = {problem["where"]: problem for problem in answer["error"]["problems"]}
     assert set(problems) == {
-        "--model.heads", "--batch-tokens", "--stepz", "--seed", "--lr", "--device", "--out", "--tokens", "--no-run.export",
+        "--model.heads", "--batch-tokens", "--stepz", "--seed", "--lr", "--device", "--out", "--tokens",
+        "--no-run.export",
     }  # fmt: skip
     assert all(set(problem) == {"where", "what", "fix"} for problem in problems.values())
     assert problems["--seed"]["what"] == "'x' is not a whole number"
@@ -137,8 +138,7 @@ import os, signal, sys, time, types
 from podling.cli import main as cli
 module = types.ModuleType("fake")
 def command(argv):
-    print("on its way", flush=True)
-    os.system("echo from a child process")
+    {work}
     {body}
 module.main = command
 sys.modules["fake"] = module
@@ -147,10 +147,13 @@ sys.exit(cli.main(["fake", *sys.argv[1:]]))
 """
 
 
+WORK = 'print("on its way", flush=True); os.system("echo from a child process")'
+
+
 def fake(body: str, *args: str) -> subprocess.CompletedProcess[str]:
     """A command that does `body`."""
     return subprocess.run(
-        [sys.executable, "-c", FAKE.format(body=body), *args], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", FAKE.format(body=body, work=WORK), *args], capture_output=True, text=True, timeout=60
     )
 
 
@@ -182,12 +185,14 @@ def test_the_unforeseen_keeps_its_traceback() -> None:
     done = fake("return 1 / 0", "--json")
     assert done.returncode == 1
     assert "ZeroDivisionError" in json.loads(done.stdout)["error"]["problems"][0]["what"]
-    assert "Traceback" in done.stderr and 'line' in done.stderr
+    assert "Traceback" in done.stderr and "line" in done.stderr
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:
     body = "[print('x' * 1000, flush=True) for _ in range(10000)]"
-    process = subprocess.Popen([sys.executable, "-c", FAKE.format(body=body)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", FAKE.format(body=body, work="")], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     assert process.stdout is not None and process.stderr is not None
     process.stdout.readline()
     process.stdout.close()
@@ -197,6 +202,6 @@ def test_a_reader_that_leaves_is_no_error() -> None:
 
 
 def test_sigterm_reaches_finally_blocks() -> None:
-    body = "\n    try:\n        os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)\n    finally:\n        print('closed')"
+    body = "\n    try: os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)\n    finally: print('closed')"
     assert "closed" in fake(body).stdout
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from tyro.conf import FlagCreatePairsOff, arg
 
@@ -15,6 +15,8 @@ from podling.presets import PRESETS
 from podling.train.runfolder import load_run
 
 JsonFlag = Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")]
+Device = Literal["auto", "cpu", "gpu", "tpu"]
+Dtype = Literal["auto", "float32", "bfloat16"]
 ConfigFlag = Annotated[str, arg(name="config", metavar="FILE", help_behavior_hint="")]
 
 

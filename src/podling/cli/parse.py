@@ -7,7 +7,7 @@ import re
 import shutil
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
@@ -92,7 +92,7 @@ def parse(
             flag = next((name for name in re.findall(r"--[\w.-]*\w", message) if name in types), None)
             kept, values = _without(left, flag)
             if flag is None or len(kept) == len(left):
-                raise InputError([*problems, Problem(prog, message, f"{prog} --help explains")]) from None
+                raise InputError([*problems, *_unreadable(message, prog)]) from None
             problems.append(bad_value(flag, types[flag], values, message))
             left = kept
             continue
@@ -119,6 +119,8 @@ def known_flags(kind: Any) -> dict[str, Any]:
         if plain is Config or plain is DataConfig:
             sections = {"data"} if plain is DataConfig else {flag.section for flag in flags()}
             found |= {flag.name: flag.type for flag in flags() if flag.section in sections}
+        elif is_dataclass(plain):
+            found |= known_flags(plain)
         elif positional not in extras:
             short = [extra.name for extra in extras if getattr(extra, "name", None)]
             found[f"--{short[0] if short else name.replace('_', '-')}"] = plain
@@ -152,6 +154,15 @@ def bad_value(flag: str, type_: Any, values: list[str], message: str) -> Problem
     return Problem(flag, f"{shown!r} is not {kind}" if type_ in (int, float) else message)
 
 
+def _unreadable(message: str, prog: str) -> list[Problem]:
+    """Problems of no single flag: a positional argument that is missing, or whatever else tyro says."""
+    hint = f"{prog} --help shows what it takes"
+    if message.startswith("Missing from"):
+        missing = re.findall(r"\b[A-Z]{2,}\b", message) or ["an argument"]
+        return [Problem(name, "is missing", hint) for name in missing]
+    return [Problem(prog, message, hint)]
+
+
 def _unknown(words: list[str], types: dict[str, Any], prog: str) -> list[Problem]:
     problems: list[Problem] = []
     in_flag = False
@@ -173,6 +184,8 @@ def nearest(name: str, known: Any) -> str:
     """A hint with the nearest flag; `--layers` finds `--model.layers`. Empty when nothing is near."""
     last_part = {flag.rpartition(".")[2].removeprefix("--"): flag for flag in known}
     bare = name.removeprefix("--").rpartition(".")[2]
+    if (negated := re.sub(r"^--no-(.+)\.", r"--\1.no-", name)) in known:
+        return f"did you mean {negated}?"
     if SYNONYMS.get(bare) in known:
         return f"did you mean {SYNONYMS[bare]}?"
     near = [last_part[part] for part in difflib.get_close_matches(bare, list(last_part), n=1, cutoff=0.6)]

@@ -44,9 +44,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     """Prepare data and return what was written."""
     base, problems = base_config(argv)
     default = Args(model=base.model.preset, data=base.data)
-    parsed = parse(
-        Args, argv, prog="podling prepare", description=DESCRIPTION, default=default, problems=problems
-    )
+    parsed = parse(Args, argv, prog="podling prepare", description=DESCRIPTION, default=default, problems=problems)
     args = parsed.args
     config = replace(base, data=args.data)
     if args.model not in PRESETS:

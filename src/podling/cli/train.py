@@ -46,10 +46,13 @@ def main(argv: list[str]) -> dict[str, Any]:
     from podling.train.loop import train
     from podling.train.progress import make_reporter
 
-    reporter = make_reporter(total_steps(config), json=parsed.args.json)
+    reporter = make_reporter(total_steps(config), json=parsed.args.json, log_every=config.run.log_every)
     for note in notes:
         reporter.say(note)
-    return train(config, resume=bool(parsed.args.resume), reporter=reporter)
+    try:
+        return train(config, reporter)
+    finally:
+        reporter.close()
 
 
 def _description() -> str:
