@@ -66,7 +66,7 @@ class Batches:
 
     @property
     def steps_per_epoch(self) -> float:
-        """Optimizer steps in which every window is seen once; a step may hold the end of one epoch and the next's start."""
+        """Optimizer steps in which every window is seen once; an epoch may end within a step."""
         return self.windows / (self.rows * self.micro_steps)
 
     def starts(self, step: int) -> np.ndarray:
@@ -129,8 +129,8 @@ class Batches:
         return f"the last of {self.windows:,} windows overlaps the one before it by {short} tokens" if short else ""
 
 
-def heldout_windows(prepared: Prepared, context: int, max_tokens: int) -> EvalWindows:
-    """Windows over the held-out text, the same every time.
+def heldout_windows(prepared: Prepared, context: int, max_tokens: int, split: SplitName = "heldout") -> EvalWindows:
+    """Windows over the held-out text (or the other split), the same every time.
 
     All of it when it has at most `max_tokens` (or that is 0), else windows of a whole grid, evenly spaced. Every target
     is scored once at most. A last window that the text does not fill is padded with weight 0.
@@ -138,8 +138,8 @@ def heldout_windows(prepared: Prepared, context: int, max_tokens: int) -> EvalWi
     Raises:
         InputError: the held-out text is shorter than two tokens.
     """
-    tokens = prepared.tokens("heldout")
-    _check_length(prepared, "heldout", len(tokens), 1)
+    tokens = prepared.tokens(split)
+    _check_length(prepared, split, len(tokens), 1)
     windows = -(-(len(tokens) - 1) // context)
     chosen = np.arange(windows)
     if max_tokens and windows * context > max_tokens:
@@ -152,21 +152,25 @@ def heldout_windows(prepared: Prepared, context: int, max_tokens: int) -> EvalWi
         part = tokens[int(window) * context : int(window) * context + context + 1]
         inputs[row, : len(part) - 1], targets[row, : len(part) - 1] = part[:-1], part[1:]
         weights[row, : len(part) - 1] = 1
-    return EvalWindows(inputs, targets, weights, _text_bytes(prepared, targets[weights > 0]))
+    return EvalWindows(inputs, targets, weights, _text_bytes(prepared, targets[weights > 0], split))
 
 
-def _text_bytes(prepared: Prepared, targets: np.ndarray) -> int:
+def _text_bytes(prepared: Prepared, targets: np.ndarray, split: SplitName) -> int:
     """Bytes of text the targets stand for: summed token by token, or, when tokens have no fixed bytes, pro rata."""
     lengths = prepared.tokenizer.token_bytes()
     if lengths is not None:
         return int(np.asarray(lengths, np.int64)[targets].sum())
-    heldout = prepared.manifest["splits"]["heldout"]
-    return round(heldout["text_bytes"] * targets.size / heldout["tokens"])
+    whole = prepared.manifest["splits"][split]
+    return round(whole["text_bytes"] * targets.size / whole["tokens"])
 
 
 def _check_length(prepared: Prepared, split: SplitName, tokens: int, context: int) -> None:
     if tokens < context + 1:
         kind = "training" if split == "train" else "held-out"
         what = f"the {kind} text has {tokens:,} tokens, fewer than one context of {context:,} and the token after it"
-        fix = "give more text, or a shorter --context" if split == "train" else "give more text, or a larger --data.holdout"
+        fix = (
+            "give more text, or a shorter --context"
+            if split == "train"
+            else "give more text, or a larger --data.holdout"
+        )
         raise InputError(Problem(str(prepared.path), what, fix))

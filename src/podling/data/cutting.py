@@ -88,8 +88,8 @@ class Cutter:
         left = len(text) - start
         if self.family == "never":
             if left > WHOLE_CHARS:
-                what = f"document {chunk.index} is longer than {WHOLE_CHARS // 10**6} million characters"
-                fix = "this tokenizer can only read whole documents: split it (.jsonl, --split-on-eot), or use --tokenizer bpe"
+                what = f"document {chunk.index} has over {WHOLE_CHARS:,} characters, and this tokenizer needs it whole"
+                fix = "split it into documents (.jsonl, --split-on-eot), or use --tokenizer bpe"
                 raise InputError(Problem(chunk.name, what, fix))
             return start
         if left <= PIECE_CHARS:

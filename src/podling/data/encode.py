@@ -124,7 +124,9 @@ def _encoded(batches: Iterator[list[Part]], tokenizer: Tokenizer) -> "Iterator[t
 
     def submit() -> "tuple[list[Part], Future[list[np.ndarray]]] | None":
         batch = next(batches, None)
-        return batch and (batch, pool.submit(tokenizer.encode_batch, [part.text for part in batch]))
+        if batch is None:
+            return None
+        return batch, pool.submit(tokenizer.encode_batch, [part.text for part in batch])
 
     with ThreadPoolExecutor(1) as pool:
         pending = submit()

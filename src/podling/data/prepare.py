@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -10,23 +9,22 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from podling.config import DataConfig
-from podling.data.corpus import Sources, find_sources, is_prepared
 from podling.data.encode import encode_segments
 from podling.data.events import Meter, PrepareEvent, Progress
-from podling.data.readers import ReadCounts, Source, hub_parts, read_chunks
-from podling.data.scan import Scan, Split, choose_split, hash_sources, scan
+from podling.data.key import data_key
+from podling.data.manifest import SETTINGS, make_manifest
+from podling.data.readers import ReadCounts, read_chunks
+from podling.data.scan import Scan, Split, choose_split, scan
+from podling.data.sources import Source, Sources, find_sources, is_prepared
 from podling.data.tokenizer import Tokenizer
-from podling.data.vocabulary import TRAIN_BYTES, build_tokenizer, check_tokenizer
+from podling.data.vocabulary import build_tokenizer, check_tokenizer
 from podling.errors import InputError, Problem, raise_if
-from podling.files import atomic_write, file_above, parse_bytes, show_bytes, sync_folder, writing
+from podling.files import atomic_write, file_above, parse_bytes, sync_folder, writing
 
-__all__ = ["PrepareEvent", "check_data", "prepare"]
-
-KEY_VERSION = 1
-"""Part of every key: raise it when the same text would give other tokens or another split."""
+__all__ = ["PrepareEvent", "cache_folder", "check_data", "prepare"]
 
 
 def prepare(config: DataConfig, out: Path | None = None, progress: Progress | None = None) -> Path:
@@ -51,7 +49,7 @@ def prepare(config: DataConfig, out: Path | None = None, progress: Progress | No
     if len(config.paths) == 1 and is_prepared(config.paths[0]):
         return _given_prepared(config, out)
     sources = check_data(config)
-    key = _key(config, sources, hash_sources(sources, progress))
+    key = data_key(config, sources, progress)
     final = Path(out) if out is not None else cache_folder(config) / key[:24]
     if out is not None and (blocker := file_above(final)) is not None:
         raise InputError(Problem(str(out), f"cannot be made: {blocker} is a file", "choose a path below a folder"))
@@ -94,53 +92,6 @@ def cache_folder(config: DataConfig) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "podling" / "prepared"
 
 
-def _key(config: DataConfig, sources: Sources, digests: list[str]) -> str:
-    """Hash of all that decides the result: the content of every file and every setting."""
-    settings: dict[str, Any] = {
-        "version": KEY_VERSION,
-        "tokenizer": config.tokenizer,
-        "vocab_size": config.vocab_size if config.tokenizer == "bpe" else None,
-        "text_field": config.text_field,
-        "errors": config.errors,
-        "split_on_eot": config.split_on_eot,
-        "limit_bytes": parse_bytes(config.limit, "--limit") if config.limit else None,
-        "holdout": config.holdout,
-        "sources": [[s.name, s.kind, s.size_bytes, digest] for s, digest in zip(sources, digests, strict=True)],
-        "revisions": [_hub_revision(source) for source in sources if source.kind == "hub"],
-        "vocabulary": [_file_digest(path) for path in _vocabulary_files(config.tokenizer)],
-    }
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-
-
-def _vocabulary_files(tokenizer: str) -> list[Path]:
-    path = Path(tokenizer)
-    if tokenizer in ("bpe", "char", "bytes", "gpt2") or not path.exists():
-        return []
-    names = ("tokenizer.json", "vocab.json", "merges.txt", "encoder.json", "vocab.bpe")
-    return [path / name for name in names if (path / name).is_file()] if path.is_dir() else [path]
-
-
-def _file_digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _hub_revision(source: Source) -> str:
-    """What the dataset holds now: the hash of its local files, or the hub's revision."""
-    path = hub_parts(source.name)[0]
-    if os.path.isdir(path):
-        files = sorted(file for file in Path(path).rglob("*") if file.is_file())
-        return hashlib.sha256("".join(f"{file}{_file_digest(file)}" for file in files).encode()).hexdigest()
-    from huggingface_hub import HfApi
-
-    try:
-        return HfApi().dataset_info(path, timeout=20).sha or ""
-    except Exception as error:  # offline, missing, private: each library version has its own exceptions for it
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        fix = "check the name and the network; or give local files, or a folder that podling prepare wrote"
-        raise InputError(Problem(source.name, f"cannot be found: {reason}", fix)) from error
-
-
 def _reusable(final: Path, key: str) -> bool:
     from podling.data.shards import Prepared
 
@@ -166,7 +117,7 @@ def _given_prepared(config: DataConfig, out: Path | None) -> Path:
     made = Prepared.open(folder).manifest["config"]
     problems = []
     default = DataConfig()
-    for name in ("tokenizer", "vocab_size", "text_field", "errors", "split_on_eot", "limit", "holdout"):
+    for name in SETTINGS:
         wanted = getattr(config, name)
         if wanted != getattr(default, name) and wanted != made[name]:
             what = f"was prepared with {name} {made[name]!r}, not {wanted!r}"
@@ -209,6 +160,8 @@ def _is_same_file(file: IO[str], path: Path) -> bool:
 
 def _prepare_in(partial: Path, config: DataConfig, sources: Sources, key: str, progress: Progress | None) -> None:
     """Do the work in `partial`, starting from what an earlier attempt with the same key has finished."""
+    from podling.data.shards import write_manifest
+
     mark = partial / "key"
     if not mark.exists() or mark.read_text() != key:
         for path in partial.iterdir():
@@ -229,12 +182,10 @@ def _prepare_in(partial: Path, config: DataConfig, sources: Sources, key: str, p
     meter.finish()
     for path in [mark, partial / "tokenizer.name", *partial.glob("segment-*.json"), *partial.glob("hub-*")]:
         path.unlink()
-    _write_manifest(partial, config, sources, key, found, split, tokenizer, totals)
+    write_manifest(partial, make_manifest(config, sources, key, found, split, tokenizer, totals))
 
 
-def _tokenizer(
-    config: DataConfig, sources: Sources, found: Scan, split: Split, progress: Progress | None
-) -> Tokenizer:
+def _tokenizer(config: DataConfig, sources: Sources, found: Scan, split: Split, progress: Progress | None) -> Tokenizer:
     return build_tokenizer(
         config,
         sources,
@@ -271,77 +222,3 @@ def _fetch(source: Source, path: Path, config: DataConfig, left: int | None, met
         os.fsync(file.fileno())
         os.rename(temporary, path)
     meter.finish()
-
-
-def _write_manifest(
-    folder: Path,
-    config: DataConfig,
-    sources: Sources,
-    key: str,
-    found: Scan,
-    split: Split,
-    tokenizer: Tokenizer,
-    totals: dict[str, Any],
-) -> None:
-    from podling.data.shards import FORMAT, fingerprint, token_dtype, write_manifest
-
-    python_bytes = sum(
-        size for source, size in zip(sources, found.source_bytes, strict=True) if ".py" in Path(source.name).suffixes
-    )
-    names = ("tokenizer", "vocab_size", "text_field", "errors", "split_on_eot", "limit", "holdout")
-    write_manifest(
-        folder,
-        {
-            "format": FORMAT,
-            "key": key,
-            "fingerprint": fingerprint(tokenizer, totals["splits"]),
-            "kind": "python" if python_bytes >= 0.95 * found.total_bytes else "text",
-            "documents": len(found.sizes_bytes),
-            "split": split.describe(),
-            "split_rule": split.rule,
-            "tokenizer": {
-                "name": tokenizer.name,
-                "fingerprint": tokenizer.fingerprint,
-                "vocab_size": tokenizer.vocab_size,
-                "eot_id": tokenizer.eot_id,
-            },
-            "dtype": token_dtype(tokenizer.vocab_size).str,
-            "splits": totals["splits"],
-            "notes": _notes(config, sources, found, tokenizer, totals),
-            "config": {name: getattr(config, name) for name in names},
-            "sources": [
-                {"name": source.name, "text_bytes": size, "documents": found.source_documents[number]}
-                for number, (source, size) in enumerate(zip(sources, found.source_bytes, strict=True))
-            ],
-        },
-    )
-
-
-def _notes(
-    config: DataConfig, sources: Sources, found: Scan, tokenizer: Tokenizer, totals: dict[str, Any]
-) -> list[str]:
-    """Everything that was left out, changed or done otherwise than a person might think."""
-    notes = []
-    counts = found.counts
-    if sources.skipped:
-        listed = ", ".join(f"{count:,} {reason}" for reason, count in sources.skipped.most_common())
-        notes.append(f"skipped: {listed}")
-    if counts.empty_documents:
-        notes.append(f"left out: {counts.empty_documents:,} empty documents")
-    if counts.replaced:
-        where = ", ".join(f"{count:,} in {name}" for name, count in counts.replaced.most_common(5))
-        notes.append(f"replaced with U+FFFD: {where}")
-    if counts.eot_lines:
-        notes.append(
-            f"the text holds <|endoftext|> {counts.eot_lines:,} times, kept as plain text; "
-            "--split-on-eot takes lines of it as document boundaries"
-        )
-    if config.limit and found.total_bytes >= parse_bytes(config.limit, "--limit"):
-        notes.append(f"reading stopped at --limit {config.limit}; the document there is cut")
-    if config.tokenizer == "bpe" and found.total_bytes > TRAIN_BYTES:
-        notes.append(f"the vocabulary was trained on an even sample of {show_bytes(TRAIN_BYTES)}")
-    if totals["forced_cuts"]:
-        notes.append(f"{totals['forced_cuts']:,} runs of over a million characters without a word boundary were cut")
-    if totals["unknown"]:
-        notes.append(f"{totals['unknown']:,} tokens are unknown: {tokenizer.name} cannot write all of this text")
-    return notes

@@ -1,34 +1,22 @@
 """Reading one source: bytes to documents, in chunks, so that memory does not grow with the file."""
 
 import codecs
-import importlib.util
 import json
 import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 from podling.config import DataConfig
-from podling.data.opening import Compression, open_bytes
+from podling.data.opening import open_bytes
+from podling.data.sources import Source, hub_parts
 from podling.errors import InputError, Problem
 
 EOT = "<|endoftext|>"
 READ_BYTES = 1 << 18
 _EOT_LINE = re.compile(r"(?m)^<\|endoftext\|>[ \t]*\r?(?:\n|\Z)")
 _LONGEST_EOT_LINE = len(EOT) + 16
-
-
-@dataclass(frozen=True)
-class Source:
-    """One file, or one dataset of a hub; `name` is how messages call it, `size_bytes` its size on disk."""
-
-    name: str
-    kind: Literal["text", "jsonl", "parquet", "hub"]
-    compression: Compression = ""
-    path: Path | None = None
-    size_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -209,20 +197,8 @@ def _parquet_rows(source: Source, config: DataConfig, counts: ReadCounts) -> Ite
         raise InputError(Problem(source.name, f"is not sound parquet: {error}")) from error
 
 
-def hub_parts(name: str) -> tuple[str, str | None, str]:
-    """hf:owner/name[:config][:split] → (owner/name, config, split).
-
-    With one part after the name, the usual splits (train, validation, test) are taken as the split.
-    """
-    path, _, rest = name.removeprefix("hf:").partition(":")
-    config, _, split = rest.partition(":")
-    if not split and config in ("train", "validation", "test"):
-        config, split = "", config
-    return path, config or None, split or "train"
-
-
 def _hub_rows(source: Source, config: DataConfig, counts: ReadCounts) -> Iterator[tuple[str, bool]]:
-    import datasets
+    import datasets  # pyright: ignore[reportMissingImports] - an extra
 
     path, name, split = hub_parts(source.name)
     try:
@@ -258,8 +234,3 @@ def _missing(where: str, what: str, config: DataConfig, names: list[str]) -> Inp
     shown = ", ".join(map(str, names[:20])) or "none"
     fix = f"choose one with --text-field; there are: {shown}"
     return InputError(Problem(where, f"no {what} {config.text_field!r}", fix))
-
-
-def installed(module: str) -> bool:
-    """Whether an extra's module can be imported, without importing it."""
-    return importlib.util.find_spec(module) is not None

@@ -3,12 +3,11 @@
 import hashlib
 from array import array
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal
 
 from podling.config import DataConfig
-from podling.data.corpus import Source, Sources, iter_chunks
+from podling.data.corpus import Sources, iter_chunks
 from podling.data.events import Meter, Progress
 from podling.data.readers import ReadCounts
 from podling.errors import InputError, Problem, raise_if
@@ -28,6 +27,7 @@ class Scan:
 
     @property
     def total_bytes(self) -> int:
+        """Bytes of text in all documents."""
         return sum(self.source_bytes)
 
 
@@ -57,33 +57,7 @@ class Split:
             return "whole documents, chosen by the hash of their text"
         if self.rule == "tail":
             return "the end of the only document"
-        return f"the end of each of the {len(self.sizes_bytes)} documents"
-
-
-def hash_sources(sources: Sources, progress: Progress | None) -> list[str]:
-    """blake2b of each file as it lies on disk; hub datasets have none ("").
-
-    Raises:
-        InputError: a file cannot be read.
-    """
-    meter = Meter("checking files", sum(source.size_bytes for source in sources), progress)
-    with ThreadPoolExecutor(2) as pool:  # hashlib releases the GIL
-        digests = []
-        for source, digest in zip(sources, pool.map(_hash_file, sources), strict=True):
-            meter.add(source.size_bytes)
-            digests.append(digest)
-    meter.finish()
-    return digests
-
-
-def _hash_file(source: Source) -> str:
-    if source.path is None:
-        return ""
-    try:
-        with open(source.path, "rb") as file:
-            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=20)).hexdigest()
-    except OSError as error:
-        raise InputError(Problem(source.name, f"cannot be read: {error.strerror}")) from error
+        return "the end of each document, too few to hold out whole ones"
 
 
 def scan(sources: Sources, config: DataConfig, progress: Progress | None) -> Scan:

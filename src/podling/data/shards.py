@@ -45,7 +45,8 @@ class ShardWriter:
             if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self._vocab_size:
                 bad = int(ids.max()) if int(ids.min()) >= 0 else int(ids.min())
                 what = f"token id {bad} is out of range: the vocabulary has {self._vocab_size}"
-                raise InputError(Problem(f"source {source}, document {index}", what, "use the tokenizer's own vocabulary"))
+                where = f"source {source}, document {index}"
+                raise InputError(Problem(where, what, "use the tokenizer's own vocabulary"))
             if not self._documents or self._documents[-1][1:] != (source, index):
                 self._documents.append((self.tokens, source, index))
             arrays += [ids.astype(self._dtype), end] if ends else [ids.astype(self._dtype)]
@@ -209,7 +210,7 @@ class Prepared:
         lines = [
             f"{self.manifest['documents']:,} documents, {show_bytes(text_bytes)} of text, {tokens:,} tokens of "
             f"{self.tokenizer.name} ({text_bytes / tokens:.2f} bytes per token)",
-            f"held out: {self.manifest['split']}; {show_bytes(heldout['text_bytes'])} "
+            f"held out: {self.manifest['split']} ({heldout['documents']:,}); {show_bytes(heldout['text_bytes'])} "
             f"({heldout['text_bytes'] / text_bytes:.1%}), {heldout['tokens']:,} tokens",
         ]
         return "\n".join(lines + self.manifest["notes"])

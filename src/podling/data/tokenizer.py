@@ -13,6 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from podling.data.cutting import Family
 from podling.data.readers import EOT
+from podling.data.tokenizer_spec import (
+    byte_alphabet,
+    canonical,
+    cut_family,
+    describe,
+    is_byte_level_spec,
+    is_character_spec,
+)
 from podling.errors import InputError, Problem
 from podling.files import atomic_write
 
@@ -22,11 +30,6 @@ if TYPE_CHECKING:
 
 EOT_NAMES = (EOT, "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "<|im_end|>", "[SEP]")
 """What tokenizers call the token that ends a text, in the order they are looked for."""
-GPT2_LIKE_PATTERNS = (r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",)
-WORD_PATTERNS = (  # GPT-4 (cl100k), Llama 3, Qwen 2
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-)
 
 
 class Tokenizer:
@@ -52,8 +55,8 @@ class Tokenizer:
         self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self.eot_id = self._find_eot(where)
         self.unk_id = self._find_unk()
-        self.family: Family = _family(self._spec)
-        self.fingerprint = hashlib.sha256(_canonical(self._spec)).hexdigest()
+        self.family: Family = cut_family(self._spec)
+        self.fingerprint = hashlib.sha256(canonical(self._spec)).hexdigest()
         dropout = self._spec["model"].get("dropout")
         if dropout:
             what = f"uses BPE dropout ({dropout}): the same text would give other ids each time"
@@ -78,7 +81,7 @@ class Tokenizer:
         except Exception as error:  # the library raises plain Exception
             what = f"is not a Hugging Face tokenizer.json: {error}"
             raise InputError(Problem(str(path), what, "save one with tokenizer.save() of transformers")) from error
-        return cls(backend, name or _describe(json.loads(backend.to_str()), path), str(path))
+        return cls(backend, name or describe(json.loads(backend.to_str()), path), str(path))
 
     def save(self, path: Path | str) -> None:
         """Write the tokenizer.json, atomically."""
@@ -137,7 +140,7 @@ class Tokenizer:
     def _checked(self, ids: Sequence[int]) -> Iterator[int]:
         for token in ids:
             if not 0 <= token < self.vocab_size:
-                what = f"token id {token} is out of range: the vocabulary has {self.vocab_size} (0 to {self.vocab_size - 1})"
+                what = f"token id {token} is out of range: ids run from 0 to {self.vocab_size - 1}"
                 raise InputError(Problem(f"tokenizer {self.name}", what))
             yield token
 
@@ -193,7 +196,7 @@ class Tokenizer:
         if is_character_spec(self._spec):
             for character, token in vocab.items():
                 parts[token] = character.encode()
-        elif _is_byte_level(self._spec):
+        elif is_byte_level_spec(self._spec):
             byte_of = {character: byte for byte, character in byte_alphabet().items()}
             for symbols, token in vocab.items():
                 if all(symbol in byte_of for symbol in symbols):
@@ -203,57 +206,3 @@ class Tokenizer:
         for added in self._spec["added_tokens"]:
             parts[added["id"]] = b"" if added["special"] else added["content"].encode()
         return parts
-
-
-def byte_alphabet() -> dict[int, str]:
-    """The printable character GPT-2 writes for each byte (Radford et al. 2019, `bytes_to_unicode`).
-
-    Printable Latin-1 stands for itself; the rest take the code points from 256 on, in order.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
-
-
-def is_character_spec(spec: dict[str, Any]) -> bool:
-    """Whether a tokenizer.json is a character vocabulary as podling writes it."""
-    pre = spec.get("pre_tokenizer") or {}
-    one_each = pre.get("type") == "Split" and pre.get("pattern") == {"Regex": r"[\s\S]"}
-    model = spec["model"]
-    return one_each and model["type"] == "WordLevel" and all(len(word) == 1 for word in model["vocab"])
-
-
-def _is_byte_level(spec: dict[str, Any]) -> bool:
-    return spec["model"]["type"] == "BPE" and (spec.get("decoder") or {}).get("type") == "ByteLevel"
-
-
-def _family(spec: dict[str, Any]) -> Family:
-    """Where this tokenizer's text may be cut; only what is known to be exact."""
-    pre = spec.get("pre_tokenizer") or {}
-    plain_added = [token for token in spec["added_tokens"] if not token["special"]]
-    if is_character_spec(spec):
-        return "any"
-    if spec.get("normalizer") is not None or plain_added or spec["model"]["type"] != "BPE":
-        return "never"
-    steps = pre.get("pretokenizers", [pre])
-    if any(step.get("add_prefix_space") for step in steps):
-        return "never"
-    if steps[-1].get("type") != "ByteLevel":
-        return "never"
-    if len(steps) == 1:
-        return "gpt2" if steps[0].get("use_regex", True) else "never"
-    pattern = (steps[0].get("pattern") or {}).get("Regex", "")
-    if len(steps) == 2 and steps[0].get("behavior") == "Isolated" and not steps[0].get("invert"):
-        if not steps[1].get("use_regex", True):
-            return "gpt2" if pattern in GPT2_LIKE_PATTERNS else "words" if pattern in WORD_PATTERNS else "never"
-    return "never"
-
-
-def _describe(spec: dict[str, Any], path: Path) -> str:
-    if is_character_spec(spec):
-        return f"char {len(spec['model']['vocab']) + 1}"
-    return path.parent.name if path.name == "tokenizer.json" and path.parent.name else path.name
-
-
-def _canonical(spec: dict[str, Any]) -> bytes:
-    return json.dumps(spec, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()

@@ -11,12 +11,14 @@ from podling.data.corpus import Sources, iter_chunks
 from podling.data.cutting import Cutter
 from podling.data.events import Meter, Progress
 from podling.data.readers import EOT
-from podling.data.tokenizer import Tokenizer, byte_alphabet
+from podling.data.tokenizer import Tokenizer
+from podling.data.tokenizer_spec import byte_alphabet
 from podling.errors import InputError, Problem
 from podling.files import read_json
 
 if TYPE_CHECKING:
     import tokenizers
+    from tokenizers import models
 
 TRAIN_BYTES = 200_000_000
 """BPE is trained on at most about this much text: more changes a vocabulary little, and the word counts fill memory."""
@@ -71,7 +73,10 @@ def check_tokenizer(config: DataConfig) -> list[Problem]:
 
 def bytes_tokenizer() -> Tokenizer:
     """Ids 0 to 255 are the bytes, 256 is end-of-text."""
-    return Tokenizer(_byte_level({symbol: byte for byte, symbol in byte_alphabet().items()}, []), "bytes 257")
+    from tokenizers import models
+
+    vocab = {symbol: byte for byte, symbol in byte_alphabet().items()}
+    return _ended(_byte_level(models.BPE(vocab=vocab, merges=[])), "bytes 257")
 
 
 def from_path(path: str) -> Tokenizer:
@@ -92,54 +97,46 @@ def from_path(path: str) -> Tokenizer:
     raise InputError(Problem(path, what))
 
 
-def _byte_level(vocab: dict[str, int], merges: list[tuple[str, str]]) -> "tokenizers.Tokenizer":
-    """GPT-2's pipeline around a vocabulary; end-of-text gets the next id unless the vocabulary has it."""
+def _byte_level(model: "models.BPE") -> "tokenizers.Tokenizer":
+    """GPT-2's pipeline around a model, without end-of-text."""
     from tokenizers import Tokenizer as Backend
-    from tokenizers import decoders, models, pre_tokenizers
+    from tokenizers import decoders, pre_tokenizers
 
-    backend = Backend(models.BPE(vocab=vocab, merges=merges))
+    backend = Backend(model)
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([EOT])
     return backend
+
+
+def _ended(backend: "tokenizers.Tokenizer", name: str, where: str = "tokenizer.json") -> Tokenizer:
+    """Add end-of-text, as the last id unless the vocabulary has it."""
+    backend.add_special_tokens([EOT])
+    return Tokenizer(backend, name, where)
 
 
 def _train_bpe(
     config: DataConfig, sources: Sources, meter: Meter, train_document: Callable[[int], bool] | None
 ) -> Tokenizer:
-    from tokenizers import pre_tokenizers, trainers
+    from tokenizers import models, pre_tokenizers, trainers
 
     wanted = config.vocab_size
     if problems := check_tokenizer(config):
         raise InputError(problems)
     share = 1.0 if meter.total_bytes is None else min(1.0, TRAIN_BYTES / max(meter.total_bytes, 1))
-    backend = _byte_level({}, [])
+    backend = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=wanted - 1,  # pyright: ignore[reportCallIssue]
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         special_tokens=[],
         show_progress=False,
     )
-    fresh = _without_added(backend)
-    fresh.train_from_iterator(_training_texts(config, sources, meter, share, train_document), trainer)
+    backend.train_from_iterator(_training_texts(config, sources, meter, share, train_document), trainer)
     meter.finish()
-    fresh.add_special_tokens([EOT])
-    size = fresh.get_vocab_size(with_added_tokens=True)
+    size = backend.get_vocab_size() + 1
     if size < wanted:
         what = f"{wanted} is more than the text supports: after {size} tokens no pair is left to merge"
         raise InputError(Problem("--vocab-size", what, f"ask for {size} or fewer, or give more text"))
-    return Tokenizer(fresh, f"bpe {size}")
-
-
-def _without_added(backend: "tokenizers.Tokenizer") -> "tokenizers.Tokenizer":
-    """The same pipeline with an empty model, so that training numbers end-of-text last, as GPT-2 does."""
-    from tokenizers import Tokenizer as Backend
-    from tokenizers import models
-
-    fresh = Backend(models.BPE())
-    fresh.pre_tokenizer = backend.pre_tokenizer
-    fresh.decoder = backend.decoder
-    return fresh
+    return _ended(backend, f"bpe {size}")
 
 
 def _training_texts(
@@ -175,11 +172,12 @@ def _characters(config: DataConfig, sources: Sources, meter: Meter) -> Tokenizer
     backend = Backend(models.WordLevel({character: i for i, character in enumerate(sorted(seen))}))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
-    backend.add_special_tokens([EOT])
-    return Tokenizer(backend, f"char {len(seen) + 1}")
+    return _ended(backend, f"char {len(seen) + 1}")
 
 
 def _from_vocab_files(vocab_path: Path, merges_path: Path) -> Tokenizer:
+    from tokenizers import models
+
     vocab = read_json(vocab_path)
     merges: list[tuple[str, str]] = []
     problems: list[Problem] = []
@@ -194,7 +192,8 @@ def _from_vocab_files(vocab_path: Path, merges_path: Path) -> Tokenizer:
             continue
         pair = line.rstrip("\r").split(" ")
         if len(pair) != 2 or any(part not in vocab for part in (*pair, "".join(pair))):
-            problems.append(Problem(f"{merges_path}:{number}", f"{line!r} is not a merge of two tokens of {vocab_path.name}"))
+            what = f"{line!r} is not a merge of two tokens of {vocab_path.name}"
+            problems.append(Problem(f"{merges_path}:{number}", what))
             if len(problems) > 5:
                 break
             continue
@@ -205,7 +204,8 @@ def _from_vocab_files(vocab_path: Path, merges_path: Path) -> Tokenizer:
     if problems:
         raise InputError(problems)
     gpt2 = len(vocab) == 50257 and vocab.get(EOT) == 50256
-    return Tokenizer(_byte_level(vocab, merges), "gpt2" if gpt2 else vocab_path.parent.name, str(vocab_path))
+    name = "gpt2" if gpt2 else vocab_path.parent.name
+    return _ended(_byte_level(models.BPE(vocab=vocab, merges=merges)), name, str(vocab_path))
 
 
 def _gpt2() -> Tokenizer:
