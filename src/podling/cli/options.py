@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 from tyro.conf import FlagCreatePairsOff, arg
 
 from podling.cli.parse import peek
-from podling.config import Config, from_dict, to_dict
+from podling.config import Config, DataConfig, from_dict, to_dict
+from podling.data.prepare import check_data, is_prepared
 from podling.errors import InputError, Problem
 from podling.files import read_json
 from podling.presets import PRESETS
@@ -85,6 +86,22 @@ def settle(config: Config, given: frozenset[str]) -> tuple[Config, list[str], li
             f"warm-up shortened from {warmup} to {shorter} steps, a tenth of the run (--optimizer.warmup-steps)"
         )
     return config, notes, problems
+
+
+def data_problems(data: DataConfig, *, everything: bool) -> list[Problem]:
+    """What can be told about the data without reading any text.
+
+    Args:
+        data: as settled.
+        everything: also look for the default text, which only matters to a command that will otherwise run.
+    """
+    if (len(data.paths) == 1 and is_prepared(data.paths[0])) or not (data.paths or everything):
+        return []
+    try:
+        check_data(data)
+    except InputError as error:
+        return error.problems
+    return []
 
 
 def total_steps(config: Config) -> int:

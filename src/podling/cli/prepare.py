@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from podling.cli.options import ConfigFlag, JsonFlag, base_config, contradictions
+from podling.cli.options import ConfigFlag, JsonFlag, base_config, contradictions, data_problems
 from podling.cli.parse import parse
 from podling.config import DataConfig
+from podling.data.prepare import prepare
 from podling.errors import raise_if
 from podling.presets import PRESETS, unknown_preset
 from podling.validate import out_problems, validate
@@ -52,16 +53,34 @@ def main(argv: list[str]) -> dict[str, Any]:
     named = {problem.where for problem in parsed.problems}
     found = [*contradictions(config, parsed.given), *validate(config, ("data",))]
     found += out_problems(args.out) if args.out else []
+    found += data_problems(args.data, everything=not parsed.problems and not found)
     raise_if(parsed.problems + [problem for problem in found if problem.where not in named])
     return _prepare(args)
 
 
 def _prepare(args: Args) -> dict[str, Any]:
-    from podling.data.prepare import prepare
     from podling.data.shards import Prepared
+    from podling.train.progress import make_reporter
 
-    folder = prepare(args.data, Path(args.out) if args.out else None, None)
-    prepared = Prepared.open(folder)
-    print(prepared.summary())
-    print(folder)
-    return {"out": str(folder), "fingerprint": prepared.fingerprint}
+    reporter = make_reporter(0, json=args.json)
+    try:
+        with reporter.preparing() as progress:
+            folder = prepare(args.data, Path(args.out) if args.out else None, progress)
+        prepared = Prepared.open(folder)
+        reporter.say(prepared.summary())
+        # Without --out the content names the folder, and train finds it by the same flags.
+        again = f"podling train --data {folder}" if args.out else "podling train with the same flags"
+        reporter.say(f"{folder}: ready for {again}")
+    finally:
+        reporter.close()
+    splits = prepared.manifest["splits"]
+    return {
+        "out": str(folder),
+        "fingerprint": prepared.fingerprint,
+        "documents": prepared.manifest["documents"],
+        "tokenizer": prepared.tokenizer.name,
+        "vocab_size": prepared.tokenizer.vocab_size,
+        **{f"{split}_tokens": splits[split]["tokens"] for split in splits},
+        **{f"{split}_bytes": splits[split]["text_bytes"] for split in splits},
+        "notes": prepared.manifest["notes"],
+    }

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from podling.cli.options import ConfigFlag, JsonFlag, base_config, settle, total_steps
+from podling.cli.options import ConfigFlag, JsonFlag, base_config, data_problems, settle, total_steps
 from podling.cli.parse import parse
 from podling.cli.platform import choose_platform
 from podling.config import Config
@@ -39,8 +39,10 @@ def main(argv: list[str]) -> dict[str, Any]:
         problems=problems,
     )
     config, notes, found = settle(parsed.args.config, parsed.given)
+    found += validate(config)
+    found += data_problems(config.data, everything=not parsed.problems and not found)
     named = {problem.where for problem in parsed.problems}
-    raise_if(parsed.problems + [problem for problem in [*found, *validate(config)] if problem.where not in named])
+    raise_if(parsed.problems + [problem for problem in found if problem.where not in named])
 
     choose_platform(config.run.device)
     from podling.train.loop import train
