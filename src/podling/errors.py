@@ -44,3 +44,11 @@ def raise_if(problems: list[Problem]) -> None:
     """Raise one `InputError` with every problem, if there are any."""
     if problems:
         raise InputError(problems)
+
+
+class Interrupted(RunError):
+    """The person, or the machine, asked the run to stop, and it stopped cleanly."""
+
+    def __init__(self, problem: Problem, signal_number: int):
+        super().__init__(problem)
+        self.exit_code = 128 + signal_number

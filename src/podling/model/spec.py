@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from podling.config import ModelConfig
 from podling.parallel.mesh import storage_sharding
-from podling.parallel.rules import gather
+from podling.parallel.rules import gather, stored_spec
 
 VOCAB_MULTIPLE = 128  # the vocabulary is padded to whole tiles of the matrix unit, and so that it divides over `tensor`
 INIT_STD = 0.02
@@ -107,7 +107,10 @@ def param_specs(cfg: ModelConfig) -> Params:
 
 
 def init_params(cfg: ModelConfig, *, key: jax.Array) -> Params:
-    """Initial float32 values; each leaf has its own key, so the values do not depend on the mesh or on other leaves."""
+    """Initial float32 values, each leaf made where it is stored: no device ever holds more than its share.
+
+    Every leaf has its own key, so that its values depend neither on the mesh nor on the other leaves.
+    """
     leaves, tree = jax.tree.flatten(param_specs(cfg))
     params = tree.unflatten(_init_leaf(leaf, jax.random.fold_in(key, i)) for i, leaf in enumerate(leaves))
     real_rows = jnp.arange(padded_vocab(cfg))[:, None] < cfg.vocab_size
@@ -116,9 +119,10 @@ def init_params(cfg: ModelConfig, *, key: jax.Array) -> Params:
 
 
 def _init_leaf(leaf: Leaf, key: jax.Array) -> jax.Array:
+    spec = stored_spec(leaf.axes)
     if isinstance(leaf.init, str):
-        return jnp.full(leaf.shape, {"zeros": 0.0, "ones": 1.0}[leaf.init], jnp.float32)
-    return leaf.init * jax.random.normal(key, leaf.shape, jnp.float32)
+        return jnp.full(leaf.shape, {"zeros": 0.0, "ones": 1.0}[leaf.init], jnp.float32, out_sharding=spec)
+    return leaf.init * jax.random.normal(key, leaf.shape, jnp.float32, out_sharding=spec)
 
 
 def abstract_params(cfg: ModelConfig, mesh: jax.sharding.Mesh | None = None) -> Params:

@@ -22,6 +22,7 @@ STORAGE: dict[str, str | None] = {
 COMPUTE: dict[str, str | tuple[str, ...] | None] = {
     **STORAGE,
     "embed": None,
+    "micro": None,
     "batch": ("data", "fsdp"),
     "sequence": None,
 }
@@ -30,6 +31,11 @@ COMPUTE: dict[str, str | tuple[str, ...] | None] = {
 def storage_spec(axes: tuple[str, ...]) -> PartitionSpec:
     """Where an array with these logical axes rests between steps."""
     return PartitionSpec(*(STORAGE[axis] for axis in axes))
+
+
+def stored_spec(axes: tuple[str, ...]) -> PartitionSpec | None:
+    """`storage_spec`, or None outside a mesh, where there is no choice to make."""
+    return None if jax.sharding.get_abstract_mesh().empty else storage_spec(axes)
 
 
 def activation_spec(axes: tuple[str, ...]) -> PartitionSpec:

@@ -52,7 +52,7 @@ StepFunction = Callable[[TrainState, DeviceBatch], tuple[TrainState, StepMetrics
 
 
 def init_state(config: Config) -> TrainState:
-    """The state before the first step; run it under jit with `out_shardings`, so that leaves are born sharded."""
+    """The state before the first step; under jit and a mesh every leaf, moments included, is born sharded."""
     params = init_params(config.model, key=jax.random.key(config.train.seed))
     optimizer = make_optimizer(config.optimizer, config.model, config.train.steps)
     return TrainState(step=jnp.int32(0), params=params, opt_state=optimizer.init(params))
@@ -67,11 +67,9 @@ def make_train_step(config: Config, dtype: Any) -> StepFunction:
     """
     optimizer = make_optimizer(config.optimizer, config.model, config.train.steps)
     schedule = learning_rate(config.optimizer, config.train.steps)
-    # Separate from the initialisation's keys, which fold leaf indices into the seed itself.
-    dropout_root = jax.random.fold_in(jax.random.key(config.train.seed), 2**31 - 1)
 
     def train_step(state: TrainState, batch: DeviceBatch) -> tuple[TrainState, StepMetrics]:
-        key = jax.random.fold_in(dropout_root, state.step) if config.model.dropout > 0 else None
+        key = dropout_key(config, state.step) if config.model.dropout > 0 else None
         nll, count, grads = sum_gradients(state.params, batch, config, dtype, key)
         loss = nll / count
         grads = jax.tree.map(lambda g: g / count, grads)
@@ -86,6 +84,12 @@ def make_train_step(config: Config, dtype: Any) -> StepFunction:
         return kept, StepMetrics(loss=loss, grad_norm=grad_norm, lr=schedule(state.step), finite=finite)
 
     return train_step
+
+
+def dropout_key(config: Config, step: Int[Array, ""]) -> jax.Array:
+    """This step's dropout key: a function of seed and step alone, so that a resumed run drops the same activations."""
+    # Initialisation folds leaf indices into the same seed; this is no leaf's index.
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(config.train.seed), 2**31 - 1), step)
 
 
 def sum_gradients(

@@ -1,0 +1,99 @@
+"""Which devices a run uses, and how fast they can be at best."""
+
+import glob
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from podling.errors import InputError, Problem
+
+# Dense peak FLOP/s in bfloat16 by JAX's device_kind. Sources: Google Cloud TPU system architecture pages (per chip; v2
+# and v3 show as cores, half a chip each); NVIDIA data sheets of the named cards, without sparsity.
+PEAK_BF16_FLOPS = {
+    "TPU v2": 22.5e12,
+    "TPU v3": 61.5e12,
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5e": 197e12,
+    "TPU v5": 459e12,
+    "TPU v5p": 459e12,
+    "TPU v6 lite": 918e12,
+    "TPU v6e": 918e12,
+    "Tesla T4": 65e12,
+    "NVIDIA A100": 312e12,
+    "NVIDIA H100": 989e12,
+    "NVIDIA H200": 989e12,
+}
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The FLOP/s that MFU is a share of."""
+
+    flops_per_s: float | None  # of one device; None when unknown
+    source: str
+
+
+def select_devices(asked: str) -> list[jax.Device]:
+    """All devices of the asked kind; `auto` takes the best JAX has, and never a CPU beside an idle accelerator.
+
+    Raises:
+        InputError: the asked kind is not there, or an accelerator is there and JAX cannot use it.
+    """
+    try:
+        found = jax.default_backend()
+    except RuntimeError as error:
+        raise InputError(Problem("--device", f"JAX could not start: {error}", "or say --device cpu")) from error
+    if asked not in ("auto", found):
+        raise InputError(Problem("--device", f"{asked} was asked for, and JAX finds only {found}", _install_hint(asked)))
+    idle = _unused_accelerator()
+    if asked == "auto" and found == "cpu" and idle and jax.config.jax_platforms != "cpu":
+        raise InputError(
+            Problem("--device", f"this machine has a {idle.upper()} that JAX cannot use", _install_hint(idle))
+        )
+    return jax.devices()
+
+
+def _install_hint(kind: str) -> str:
+    extra = {"tpu": "tpu", "gpu": "cuda"}.get(kind)
+    install = f"pip install 'podling[{extra}]', " if extra else ""
+    return f"{install}or say --device cpu to train on the CPU"
+
+
+def _unused_accelerator() -> str | None:
+    if glob.glob("/dev/nvidia[0-9]*"):
+        return "gpu"
+    return "tpu" if glob.glob("/dev/accel[0-9]*") else None
+
+
+def compute_dtype(asked: str, platform: str) -> Any:
+    """float32 or bfloat16; `auto` is bfloat16 where there is hardware for it."""
+    if asked == "auto":
+        asked = "float32" if platform == "cpu" else "bfloat16"
+    return jnp.dtype(asked)
+
+
+def peak_flops(devices: list[jax.Device], dtype: Any) -> Peak:
+    """Peak of one device: published for accelerators, measured here for a CPU (its emulated devices share it)."""
+    kind = devices[0].device_kind
+    if devices[0].platform == "cpu":
+        return Peak(_measure_gemm(devices[0]) / len(devices), "measured: a 1536-cubed float32 matrix product here")
+    names = [name for name in PEAK_BF16_FLOPS if kind.startswith(name)]
+    if not names or dtype != jnp.bfloat16:
+        return Peak(None, f"no published {jnp.dtype(dtype).name} peak for {kind!r} in podling's table")
+    return Peak(PEAK_BF16_FLOPS[max(names, key=len)], f"published bfloat16 peak of {kind}")
+
+
+def _measure_gemm(device: jax.Device, size: int = 1536, repeats: int = 6) -> float:
+    x = jax.device_put(jnp.ones((size, size), jnp.float32), device)
+    product = jax.jit(lambda x: x @ x)
+    product(x).block_until_ready()
+    best_s = float("inf")
+    for _ in range(repeats):
+        start = time.perf_counter()
+        product(x).block_until_ready()
+        best_s = min(best_s, time.perf_counter() - start)
+    return 2 * size**3 / best_s

@@ -1,0 +1,81 @@
+"""How one optimizer step's tokens are cut: rows, micro-batches, accumulation."""
+
+import os
+from dataclasses import dataclass
+
+from podling.config import Config, ModelConfig
+from podling.errors import InputError, Problem
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """`rows` sequences of `context` tokens, as `micro_steps` forward passes of `micro_batch` rows over all devices."""
+
+    context: int
+    rows: int
+    micro_batch: int
+    micro_steps: int
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.context
+
+    def __str__(self) -> str:
+        cut = f"{self.micro_steps} micro-batches of {self.micro_batch} rows" if self.micro_steps > 1 else "in one piece"
+        return f"{self.tokens:,} tokens a step: {self.rows} rows of {self.context}, {cut}"
+
+
+def plan_batch(config: Config, data_parallel: int, itemsize: int, device_bytes: int) -> BatchPlan:
+    """Derive micro-batch and accumulation from `batch_tokens`.
+
+    Args:
+        config: resolved.
+        data_parallel: how many ways rows are split over devices.
+        itemsize: bytes of the compute dtype.
+        device_bytes: memory of one device.
+
+    Raises:
+        InputError: rows, or the micro-batch that was asked for, do not divide as they must.
+    """
+    context, rows = config.model.context, config.train.batch_tokens // config.model.context
+    if rows % data_parallel:
+        raise InputError(
+            Problem("--batch-tokens", f"{rows} rows of {context} tokens do not divide over {data_parallel} devices",
+                    f"use a multiple of {data_parallel * context}")
+        )  # fmt: skip
+    micro = config.train.micro_batch
+    if micro and micro % data_parallel:
+        raise InputError(
+            Problem("--train.micro-batch", f"{micro} rows do not divide over {data_parallel} devices",
+                    f"use a multiple of {data_parallel} that divides {rows}")
+        )  # fmt: skip
+    if not micro:
+        # What parameters, moments and gradients leave, less a quarter for everything this estimate does not see.
+        state_bytes = 16 * _weights(config.model)
+        fits = max((0.75 * device_bytes - state_bytes) / row_bytes(config, itemsize), 1) * data_parallel
+        micro = max(m for m in range(data_parallel, rows + 1, data_parallel) if rows % m == 0 and m <= max(fits, data_parallel))  # fmt: skip
+    return BatchPlan(context=context, rows=rows, micro_batch=micro, micro_steps=rows // micro)
+
+
+def row_bytes(config: Config, itemsize: int) -> int:
+    """Estimated bytes one sequence needs for its activations, kept for the backward pass, and its logits."""
+    model, train = config.model, config.train
+    residual = model.context * model.embed * itemsize
+    attention = model.context**2 * model.heads * (8 + itemsize)  # float32 scores, their softmax, and its cast
+    layer = 10 * residual + 3 * model.context * model.mlp * itemsize + attention
+    kept = {"none": layer, "dots": 6 * residual + attention // 2, "full": residual}[train.remat]
+    positions = train.loss_chunk or model.context
+    logits = 3 * positions * max(model.vocab_size, 1) * 4
+    return model.layers * kept + layer + logits
+
+
+def device_memory_bytes(device: object) -> int:
+    """Memory of one device: what its runtime reports, or for a CPU half of what the machine has."""
+    stats = getattr(device, "memory_stats", lambda: None)()
+    if stats and "bytes_limit" in stats:
+        return int(stats["bytes_limit"])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _weights(model: ModelConfig) -> int:
+    return model.layers * (4 * model.embed**2 + 2 * model.embed * model.mlp) + model.vocab_size * model.embed

@@ -1,0 +1,81 @@
+"""Loss on fixed held-out windows."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array
+
+from podling.config import ModelConfig
+from podling.data.batches import EvalWindows
+from podling.model.gpt import forward
+from podling.model.loss import cross_entropy
+from podling.model.spec import Params
+from podling.parallel.mesh import batch_sharding
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """A sum and a count, and what people read from them."""
+
+    nll_sum: float  # nats
+    tokens: int
+    bytes: int  # of the text these tokens stand for
+
+    @property
+    def loss(self) -> float:
+        """Nats per token."""
+        return self.nll_sum / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(min(self.loss, 700.0))
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Comparable between tokenizers."""
+        return self.nll_sum / math.log(2) / self.bytes
+
+    def record(self) -> dict[str, float | int]:
+        """The fields of a metrics line."""
+        return {
+            "val_loss": self.loss,
+            "val_perplexity": self.perplexity,
+            "val_bits_per_byte": self.bits_per_byte,
+            "val_tokens": self.tokens,
+        }
+
+
+class Evaluator:
+    """Scores the same windows every time; compiled once, its batches already on the devices."""
+
+    def __init__(self, cfg: ModelConfig, windows: EvalWindows, mesh: Mesh, *, rows: int, dtype: Any, loss_chunk: int):
+        """Args: `rows` is how many windows are scored at a time, over all devices."""
+        self._windows = windows
+        self._rows = rows
+        self._sharding = batch_sharding(mesh, "batch", "sequence")
+
+        def batch_nll(params: Params, inputs: Array, targets: Array, weights: Array) -> Array:
+            hidden = forward(params, inputs, cfg, dtype=dtype)
+            return cross_entropy(params, hidden, targets, weights, cfg, chunk=loss_chunk)[0]
+
+        self._batch_nll = jax.jit(batch_nll)
+
+    def __call__(self, params: Params) -> EvalResult:
+        """Evaluate; the windows that fill up the last batch have weight zero."""
+        windows, rows = self._windows, self._rows
+        arrays = (windows.inputs, windows.targets, windows.weights)
+        # All batches are dispatched before any result is read, and added up in float64.
+        sums = [
+            self._batch_nll(params, *(self._put(array[start : start + rows]) for array in arrays))
+            for start in range(0, len(windows.inputs), rows)
+        ]
+        nll_sum = float(np.sum(jax.device_get(sums), dtype=np.float64))
+        return EvalResult(nll_sum=nll_sum, tokens=int(windows.weights.sum()), bytes=windows.bytes)
+
+    def _put(self, rows: np.ndarray) -> jax.Array:
+        missing = self._rows - len(rows)
+        return jax.device_put(np.pad(rows, ((0, missing), (0, 0))), self._sharding)

@@ -1,0 +1,142 @@
+"""Everything a training process holds, built at three gates: configuration, data, devices."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from podling.config import Config
+from podling.data.batches import Batch, Batches, heldout_windows
+from podling.data.prepare import prepare
+from podling.data.shards import Prepared
+from podling.errors import InputError, Problem, raise_if
+from podling.parallel.device import Peak, compute_dtype, peak_flops, select_devices
+from podling.parallel.mesh import batch_sharding, data_parallel, make_mesh
+from podling.train.batch_plan import BatchPlan, device_memory_bytes, plan_batch
+from podling.train.evaluate import Evaluator
+from podling.train.progress import Reporter
+from podling.train.retrace import TraceCounter
+from podling.train.step import DeviceBatch, StepMetrics, TrainState, init_state, make_train_step
+
+
+def prepare_data(config: Config, reporter: Reporter) -> tuple[Config, Prepared]:
+    """The data gate: tokenise (or find it done), and settle what the configuration left to the data.
+
+    Returns:
+        The configuration with `model.vocab_size` and `train.steps` known, and the prepared data.
+
+    Raises:
+        InputError: nothing to read, unreadable text, a vocabulary of another size than asked.
+    """
+    with reporter.preparing() as progress:
+        prepared = Prepared.open(prepare(config.data, None, progress))
+    reporter.say(f"data: {prepared.summary()}")
+    vocab_size = prepared.tokenizer.vocab_size
+    if config.model.vocab_size not in (0, vocab_size):
+        raise InputError(
+            Problem("--model.vocab-size", f"is {config.model.vocab_size}, and the tokenizer has {vocab_size} tokens",
+                    "leave it out: it is taken from the tokenizer")
+        )  # fmt: skip
+    train = config.train
+    if train.tokens:
+        steps = -(-train.tokens // train.batch_tokens)
+        reporter.say(f"{train.tokens:,} tokens are {steps:,} steps of {train.batch_tokens:,}")
+        train = dataclasses.replace(train, steps=steps, tokens=0)
+    model = dataclasses.replace(config.model, vocab_size=vocab_size)
+    return dataclasses.replace(config, model=model, train=train), prepared
+
+
+@dataclass(frozen=True)
+class Session:
+    """The device gate passed: mesh, compiled functions and data, ready to run."""
+
+    config: Config
+    prepared: Prepared
+    mesh: Mesh
+    plan: BatchPlan
+    dtype: Any
+    peak: Peak
+    batches: Batches
+    evaluate: Evaluator
+    counter: TraceCounter
+    train_step: Any
+
+    @classmethod
+    def open(cls, config: Config, prepared: Prepared, reporter: Reporter) -> "Session":
+        """Choose devices, mesh and batch plan, and say what was chosen.
+
+        Raises:
+            InputError: the device asked for is not there, or mesh and batch do not fit it.
+        """
+        devices = select_devices(config.run.device)
+        mesh = make_mesh(config.run.mesh, devices)
+        dtype = compute_dtype(config.train.dtype, devices[0].platform)
+        plan = plan_batch(config, data_parallel(mesh), dtype.itemsize, device_memory_bytes(devices[0]))
+        raise_if(shard_problems(config, mesh))
+        peak = peak_flops(devices, dtype)
+        shape = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1) or "one device"
+        reporter.say(f"device: {len(devices)} x {devices[0].device_kind} ({shape}), {dtype.name}")
+        reporter.say(f"batch: {plan}")
+        context = config.model.context
+        windows = heldout_windows(prepared, context, config.train.eval_tokens)
+        counter = TraceCounter(make_train_step(config, dtype))
+        return cls(
+            config=config,
+            prepared=prepared,
+            mesh=mesh,
+            plan=plan,
+            dtype=dtype,
+            peak=peak,
+            batches=Batches(
+                prepared, context=context, rows=plan.micro_batch, micro_steps=plan.micro_steps, seed=config.train.seed
+            ),
+            evaluate=Evaluator(
+                config.model, windows, mesh, rows=plan.micro_batch, dtype=dtype, loss_chunk=config.train.loss_chunk
+            ),
+            counter=counter,
+            train_step=jax.jit(counter, donate_argnums=0),
+        )
+
+    def init_state(self) -> TrainState:
+        """The state at step 0, every leaf born where it is stored."""
+        return jax.jit(lambda: init_state(self.config))()
+
+    def abstract_state(self) -> TrainState:
+        """Shapes, dtypes and shardings of the state, without any of its bytes."""
+        state = jax.eval_shape(lambda: init_state(self.config))
+
+        def on_mesh(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            spec = leaf.sharding.spec if leaf.sharding is not None else jax.sharding.PartitionSpec()
+            sharding = jax.sharding.NamedSharding(self.mesh, spec)
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+        return jax.tree.map(on_mesh, state)
+
+    def put(self, batch: Batch) -> DeviceBatch:
+        """Lay a batch out over the mesh."""
+        sharding = batch_sharding(self.mesh, "micro", "batch", "sequence")
+        arrays = jax.device_put((batch.inputs, batch.targets, batch.weights), sharding)
+        return DeviceBatch(*arrays)
+
+    def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+        """Dispatch one step; its state is donated."""
+        return self.train_step(state, self.put(batch))
+
+
+def shard_problems(config: Config, mesh: Mesh) -> list[Problem]:
+    """What does not divide over the mesh, all at once."""
+    model, sizes = config.model, mesh.shape
+    wanted = [
+        ("--model.heads", model.heads, "tensor"),
+        ("--model.mlp", model.mlp, "tensor"),
+        ("--model.embed", model.embed, "fsdp"),
+    ]
+    return [
+        Problem(flag, f"{size} does not divide over {axis}={sizes[axis]}", f"choose another {axis} in --mesh")
+        for flag, size, axis in wanted
+        if size % sizes[axis]
+    ]
+
+

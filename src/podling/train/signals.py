@@ -1,0 +1,31 @@
+"""Ctrl-C and SIGTERM become a request that the loop answers between two steps."""
+
+import signal
+import threading
+from types import FrameType
+
+
+class StopRequest:
+    """While active, the first SIGINT or SIGTERM is only noted; a second Ctrl-C interrupts at once.
+
+    Notebooks and free sessions are ended with SIGTERM: there is time to save if the step in hand may finish first.
+    """
+
+    def __init__(self) -> None:
+        self.signal_number: int | None = None
+        self._previous: dict[int, object] = {}
+
+    def __enter__(self) -> "StopRequest":
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.signal_number is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal_number = number
