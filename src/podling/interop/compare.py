@@ -1,11 +1,13 @@
 """The same ids through two programs: logits to compare."""
 
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int
 
 from podling.config import ModelConfig
 from podling.generate.steps import NO_MESH, for_decoding
@@ -17,8 +19,12 @@ def own_logits(params: Params, cfg: ModelConfig, ids: np.ndarray) -> np.ndarray:
     """Float32 logits [B, T, vocab_size] of ids [B, T], padding of the vocabulary left out."""
     placed = for_decoding(params, cfg, jnp.float32)
     with jax.set_mesh(NO_MESH):
-        scores = jax.jit(lambda params, ids: logits(params, forward(params, ids, cfg), cfg))(placed, jnp.asarray(ids))
-        return np.asarray(scores)[..., : cfg.vocab_size]
+        return np.asarray(_logits(placed, jnp.asarray(ids), cfg))[..., : cfg.vocab_size]
+
+
+@partial(jax.jit, static_argnames=("cfg",))
+def _logits(params: Params, ids: Int[Array, "B T"], cfg: ModelConfig) -> Float[Array, "B T V"]:
+    return logits(params, forward(params, ids, cfg), cfg)
 
 
 def transformers_logits(folder: Path, ids: np.ndarray) -> np.ndarray | None:
