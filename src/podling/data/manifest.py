@@ -7,8 +7,7 @@ from podling.config import DataConfig
 from podling.data.scan import Scan, Split
 from podling.data.sources import Sources
 from podling.data.tokenizer import Tokenizer
-from podling.data.vocabulary import TRAIN_BYTES
-from podling.files import parse_bytes, show_bytes
+from podling.files import parse_bytes
 
 SETTINGS = ("tokenizer", "vocab_size", "text_field", "errors", "split_on_eot", "limit", "holdout")
 """The fields of DataConfig that decide what prepared data holds, besides its paths."""
@@ -75,8 +74,8 @@ def _notes(
         )
     if config.limit and found.total_bytes >= parse_bytes(config.limit, "--limit"):
         notes.append(f"reading stopped at --limit {config.limit}; the document there is cut")
-    if config.tokenizer == "bpe" and found.total_bytes > TRAIN_BYTES:
-        notes.append(f"the vocabulary was trained on an even sample of {show_bytes(TRAIN_BYTES)}")
+    if tokenizer.note:
+        notes.append(tokenizer.note)
     if totals["forced_cuts"]:
         notes.append(f"{totals['forced_cuts']:,} runs of over a million characters without a word boundary were cut")
     if totals["unknown"]:

@@ -22,7 +22,7 @@ from podling.data.sources import Source, Sources, find_sources, is_prepared
 from podling.data.tokenizer import Tokenizer
 from podling.data.vocabulary import build_tokenizer, check_tokenizer
 from podling.errors import InputError, Problem, raise_if
-from podling.files import atomic_write, file_above, parse_bytes, sync_folder, writing
+from podling.files import atomic_write, file_above, parse_bytes, read_json, sync_folder, writing
 
 __all__ = ["PrepareEvent", "cache_folder", "check_data", "prepare"]
 
@@ -171,28 +171,35 @@ def _prepare_in(partial: Path, config: DataConfig, sources: Sources, key: str, p
     local = _spool_hub(partial, config, sources, progress)
     found = scan(local, config, progress)
     split = choose_split(found, config.holdout)
-    if (partial / "tokenizer.json").exists():
-        tokenizer = Tokenizer.load(partial / "tokenizer.json", (partial / "tokenizer.name").read_text())
-    else:
-        tokenizer = _tokenizer(config, local, found, split, progress)
-        atomic_write(partial / "tokenizer.name", tokenizer.name)
-        tokenizer.save(partial / "tokenizer.json")
+    tokenizer = _tokenizer(partial, config, local, found, split, progress)
     meter = Meter("tokenizing", found.total_bytes, progress)
     totals = encode_segments(partial, local, config, split, tokenizer, meter)
     meter.finish()
-    for path in [mark, partial / "tokenizer.name", *partial.glob("segment-*.json"), *partial.glob("hub-*")]:
+    for path in [mark, partial / "tokenizer.about", *partial.glob("segment-*.json"), *partial.glob("hub-*")]:
         path.unlink()
     write_manifest(partial, make_manifest(config, sources, key, found, split, tokenizer, totals))
 
 
-def _tokenizer(config: DataConfig, sources: Sources, found: Scan, split: Split, progress: Progress | None) -> Tokenizer:
-    return build_tokenizer(
+def _tokenizer(
+    partial: Path, config: DataConfig, sources: Sources, found: Scan, split: Split, progress: Progress | None
+) -> Tokenizer:
+    """Make the tokenizer, or take the one that an earlier attempt made."""
+    path, about = partial / "tokenizer.json", partial / "tokenizer.about"
+    if path.exists() and about.exists():
+        made = read_json(about)
+        tokenizer = Tokenizer.load(path, made["name"])
+        tokenizer.note = made["note"]
+        return tokenizer
+    tokenizer = build_tokenizer(
         config,
         sources,
         progress,
         total_bytes=found.total_bytes,
         train_document=lambda document: split.train_bytes(document) > 0,
     )
+    tokenizer.save(path)
+    atomic_write(about, json.dumps({"name": tokenizer.name, "note": tokenizer.note}))
+    return tokenizer
 
 
 def _spool_hub(partial: Path, config: DataConfig, sources: Sources, progress: Progress | None) -> Sources:

@@ -39,6 +39,7 @@ class Tokenizer:
         name: what it is, for people: "bpe 2048", "gpt2", "char 65", "bytes 257", or the name of its file.
         vocab_size: ids run from 0 to vocab_size - 1.
         eot_id: the id that ends every document.
+        note: what people should know about how it was made; mostly empty.
         unk_id: the id that stands for text the vocabulary cannot express, or None when there is no such id.
         family: where long text may be cut without changing ids (see `cutting`).
         fingerprint: sha256 of the canonical tokenizer.json.
@@ -51,7 +52,7 @@ class Tokenizer:
         backend.no_padding()
         self._backend = backend
         self._spec: dict[str, Any] = json.loads(backend.to_str())
-        self.name = name
+        self.name, self.note = name, ""
         self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self.eot_id = self._find_eot(where)
         self.unk_id = self._find_unk()
