@@ -108,15 +108,21 @@ def _evaluate(args: Args, config: Config, folder: Path, reporter: Any) -> dict[s
     from podling.parallel.mesh import data_parallel, make_mesh
     from podling.train.evaluate import EvalResult, Evaluator
 
+    prepared = Prepared.open(folder)
+    if not args.data and prepared.fingerprint != read_json(load_run(Path(args.run))[1].facts)["fingerprints"]["data"]:
+        what = "the text of this run is no longer what it was trained on"
+        raise InputError(Problem(args.run, what, "bring it back, or score other text with --data PATH"))
     devices = select_devices(args.device)
     mesh = make_mesh("auto", devices)
     dtype = compute_dtype(args.dtype, devices[0].platform)
     model = load_model(Path(args.run), reporter.say)
-    prepared = Prepared.open(folder)
     if prepared.tokenizer.fingerprint != model.tokenizer.fingerprint:
         what = "its tokens are of another tokenizer than the run's"
         raise InputError(Problem(str(folder), what, "give the text itself with --data PATH"))
-    reporter.say(prepared.summary())
+    if args.data:
+        reporter.say("\n".join([prepared.summary().split("\n")[0], *prepared.manifest["notes"], "scoring all of it"]))
+    else:
+        reporter.say(prepared.summary())
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_params(config.model, mesh))
     params = jax.device_put(model.params, shardings)
     context, limit = config.model.context, 0 if args.data else config.train.eval_tokens

@@ -1,4 +1,4 @@
-"""The platform is chosen before JAX is imported; afterwards it is too late."""
+"""The platform is chosen before JAX is imported."""
 
 import os
 import sys
@@ -9,12 +9,14 @@ def choose_platform(device: str) -> None:
 
     JAX would otherwise try each platform it has a plugin for: a slow look-up of a TPU that is not there, with an
     error on the terminal, before it settles for the CPU. What the environment already says is left alone; whether
-    the asked device is there is checked once JAX runs.
+    the asked device is there is checked once JAX runs. In a process that has imported JAX already it is too late, and
+    that check decides alone.
 
     Args:
         device: `auto`, `cpu`, `gpu` or `tpu`.
     """
-    assert "jax" not in sys.modules, "the platform must be chosen before jax is imported"
+    if "jax" in sys.modules:
+        return
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # C++ information and warnings
     names = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
     if device in names and not os.environ.get("JAX_PLATFORMS"):
