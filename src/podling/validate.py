@@ -10,12 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from podling.config import Config, did_you_mean, flags
+from podling.config import Config, flags
 from podling.errors import InputError, Problem
 from podling.files import file_above, parse_bytes
+from podling.parallel.axes import read_mesh
 from podling.presets import PRESETS, unknown_preset
-
-MESH_AXES = ("data", "fsdp", "tensor")
 
 Test = tuple[Callable[[Any], bool], str]
 
@@ -159,22 +158,7 @@ def _warmup(config: Config, bad: set[str]) -> list[Problem]:
 
 def _mesh(config: Config, bad: set[str]) -> list[Problem]:
     """The text alone: whether the devices are there is for the device gate."""
-    text = config.run.mesh
-    if text == "auto":
-        return []
-    problems: list[Problem] = []
-    sizes: dict[str, int] = {}
-    for part in text.split(","):
-        axis, _, size = (piece.strip() for piece in part.partition("="))
-        if axis not in MESH_AXES:
-            problems.append(Problem("--mesh", f"unknown axis {axis!r}", did_you_mean(axis, MESH_AXES)))
-        elif axis in sizes:
-            problems.append(Problem("--mesh", f"axis {axis!r} is given twice"))
-        elif not size.isdecimal() or int(size) < 1:
-            problems.append(Problem("--mesh", f"{part.strip()!r} needs a positive size", f"for example {axis}=2"))
-        else:
-            sizes[axis] = int(size)
-    return problems
+    return [] if config.run.mesh == "auto" else read_mesh(config.run.mesh)[1]
 
 
 def _limit(config: Config, bad: set[str]) -> list[Problem]:

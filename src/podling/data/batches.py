@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -84,7 +84,7 @@ class Batches:
         """The documents a step's rows begin in, without repeats, for messages."""
         return list(dict.fromkeys(self._prepared.document_at("train", int(start)) for start in self.starts(step)))
 
-    def iterate(self, start_step: int = 0) -> Iterator[Batch]:
+    def iterate(self, start_step: int = 0) -> Generator[Batch, None, None]:
         """Batches from `start_step` on, without end, made ahead by a thread; closing the iterator stops the thread.
 
         Raises:

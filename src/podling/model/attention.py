@@ -27,9 +27,12 @@ def attention(
     """Each query's weighted mean of the values it may see.
 
     Args:
-        q, k, v: queries, keys and values in the compute dtype.
+        q: queries, in the compute dtype.
+        k: keys.
+        v: values.
         mask: True where the query may see the key; [T, S], or [B, T, S] when rows differ.
-        dropout_rate, dropout_key: dropout on the weights; no key, no dropout.
+        dropout_rate: probability of dropping a weight.
+        dropout_key: no key, no dropout.
     """
     scores = einsum("bthk,bshk->bhts", q, k, out_dtype=jnp.float32) * (q.shape[-1] ** -0.5)
     mask = mask[None, None] if mask.ndim == 2 else mask[:, None]

@@ -40,8 +40,10 @@ def forward(
     """Hidden states after the final LayerNorm; `logits` or `cross_entropy` turn them into predictions.
 
     Args:
+        params: float32, as stored.
         tokens: ids below `cfg.vocab_size`, T <= context. JAX clamps ids out of range silently, so ids are checked
             where data is made.
+        cfg: sizes; static under jit.
         dtype: compute precision; parameters are float32 and cast where they are used.
         remat: what the backward pass recomputes, a key of `REMAT`.
         dropout_key: None turns dropout off.
@@ -80,7 +82,7 @@ def embed(
     places = compute_params(params.pos_embed, specs.pos_embed, dtype)
     out_sharding = compute_spec("batch", "sequence", "embed")
     if positions.ndim == 1:
-        return table.at[tokens].get(out_sharding=out_sharding) + places[positions]
+        return table.at[tokens].get(out_sharding=out_sharding) + places[positions][None]
     return table.at[tokens].get(out_sharding=out_sharding) + places.at[positions].get(out_sharding=out_sharding)
 
 
@@ -98,6 +100,7 @@ def block(
         x: the residual stream in the compute dtype.
         p: one layer's parameters (no layer axis), float32 as stored; gathered here, so that under remat the backward
             pass gathers them again and no device keeps more than one layer's full weights.
+        cfg: sizes.
         attend: maps queries, keys and values to attention outputs; closes over the mask or the KV cache.
         dropout_keys: for the two additions to the residual stream.
     """
@@ -109,12 +112,12 @@ def block(
         q, k, v = (part.reshape(*part.shape[:2], cfg.heads, cfg.head_dim) for part in qkv)
         h = attend(q, k, v)
         h = h.reshape(*h.shape[:2], cfg.heads * cfg.head_dim)
-        h = einsum("btn,nd->btd", h, p.out_kernel, out_axes=("batch", "sequence", "embed")) + p.out_bias
+        h = einsum("btn,nd->btd", h, p.out_kernel, out_axes=("batch", "sequence", "embed")) + p.out_bias[None, None]
         x = x + dropout(h, cfg.dropout, dropout_keys[0])
     with jax.named_scope("mlp"):
         h = layer_norm(x, p.ln2_scale, p.ln2_bias)
-        h = jax.nn.gelu(einsum("btd,df->btf", h, p.up_kernel) + p.up_bias, approximate=True)
-        h = einsum("btf,fd->btd", h, p.down_kernel, out_axes=("batch", "sequence", "embed")) + p.down_bias
+        h = jax.nn.gelu(einsum("btd,df->btf", h, p.up_kernel) + p.up_bias[None, None], approximate=True)
+        h = einsum("btf,fd->btd", h, p.down_kernel, out_axes=("batch", "sequence", "embed")) + p.down_bias[None, None]
         return x + dropout(h, cfg.dropout, dropout_keys[1])
 
 

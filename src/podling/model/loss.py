@@ -21,9 +21,11 @@ def cross_entropy(
     """Weighted sum of -log p(target) in nats, and the sum of the weights.
 
     Args:
+        params: float32, as stored; only the tied head is used.
         hidden: final hidden states in the compute dtype.
         targets: the token that follows each position.
         weights: 0 where a position is padding, otherwise its weight.
+        cfg: sizes.
         chunk: positions scored at a time (0: all). At V = 50k the float32 logits of one 1024-token row take 0.2 GB,
             doubled by their gradient; chunks are recomputed in the backward pass, so only one ever exists.
     """

@@ -15,6 +15,9 @@ def einsum(
     """Contract in the operands' dtype; float32 means float32 also on a TPU, whose default would be bfloat16 passes.
 
     Args:
+        subscripts: as in `jnp.einsum`.
+        x: left operand; its dtype decides the precision.
+        y: right operand.
         out_axes: logical axes of the result, where a contraction over a sharded axis leaves the layout open.
         out_dtype: accumulate into this dtype instead of rounding back to the operands' own.
     """
@@ -32,6 +35,7 @@ def layer_norm(
     wide = x.astype(jnp.float32)
     centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
     variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+    scale, bias = (jnp.expand_dims(vector, range(x.ndim - 1)) for vector in (scale, bias))
     return (centred * jax.lax.rsqrt(variance + eps) * scale + bias).astype(x.dtype)
 
 

@@ -71,8 +71,10 @@ def padded_vocab(cfg: ModelConfig) -> int:
 
 
 def param_specs(cfg: ModelConfig) -> Params:
-    """The tree of `Leaf`, initialised as GPT-2 (Radford et al. 2019, section 2.3): normals of 0.02, with the two
-    projections into the residual stream scaled by 1/sqrt(2 x layers).
+    """The tree of `Leaf` of a GPT-2.
+
+    Initial values as in Radford et al. 2019, section 2.3: normals of 0.02, with the two projections into the residual
+    stream scaled by 1/sqrt(2 x layers).
     """
     layers, embed, mlp, width = cfg.layers, cfg.embed, cfg.mlp, cfg.heads * cfg.head_dim
     residual_std = INIT_STD / math.sqrt(2 * layers)
@@ -127,6 +129,7 @@ def _init_leaf(leaf: Leaf, key: jax.Array) -> jax.Array:
 
 def abstract_params(cfg: ModelConfig, mesh: jax.sharding.Mesh | None = None) -> Params:
     """The tree of float32 `ShapeDtypeStruct`, with each leaf's storage sharding when a mesh is given."""
+
     def struct(leaf: Leaf) -> jax.ShapeDtypeStruct:
         sharding = None if mesh is None else storage_sharding(mesh, leaf.axes)
         return jax.ShapeDtypeStruct(leaf.shape, jnp.float32, sharding=sharding)
@@ -138,8 +141,9 @@ def compute_params(stored: Any, specs: Any, dtype: Any) -> Any:
     """Stored parameters as a block uses them: cast to the compute dtype, then gathered (so fewer bytes travel).
 
     Args:
-        stored, specs: matching trees of float32 arrays and of `Leaf`. An array with one axis less than its spec is one
-            layer's slice.
+        stored: float32 arrays; one with an axis less than its spec is one layer's slice.
+        specs: the matching tree of `Leaf`.
+        dtype: compute precision.
     """
 
     def ready(x: jax.Array, leaf: Leaf) -> jax.Array:

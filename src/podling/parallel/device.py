@@ -1,6 +1,7 @@
 """Which devices a run uses, and how fast they can be at best."""
 
 import glob
+import os
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +38,7 @@ class Peak:
     source: str
 
 
-def select_devices(asked: str) -> list[jax.Device]:
+def select_devices(asked: str) -> list[Any]:
     """All devices of the asked kind; `auto` takes the best JAX has, and never a CPU beside an idle accelerator.
 
     Raises:
@@ -48,9 +49,10 @@ def select_devices(asked: str) -> list[jax.Device]:
     except RuntimeError as error:
         raise InputError(Problem("--device", f"JAX could not start: {error}", "or say --device cpu")) from error
     if asked not in ("auto", found):
-        raise InputError(Problem("--device", f"{asked} was asked for, and JAX finds only {found}", _install_hint(asked)))
+        what = f"{asked} was asked for, and JAX finds only {found}"
+        raise InputError(Problem("--device", what, _install_hint(asked)))
     idle = _unused_accelerator()
-    if asked == "auto" and found == "cpu" and idle and jax.config.jax_platforms != "cpu":
+    if asked == "auto" and found == "cpu" and idle and os.environ.get("JAX_PLATFORMS") != "cpu":
         raise InputError(
             Problem("--device", f"this machine has a {idle.upper()} that JAX cannot use", _install_hint(idle))
         )
@@ -76,7 +78,7 @@ def compute_dtype(asked: str, platform: str) -> Any:
     return jnp.dtype(asked)
 
 
-def peak_flops(devices: list[jax.Device], dtype: Any) -> Peak:
+def peak_flops(devices: list[Any], dtype: Any) -> Peak:
     """Peak of one device: published for accelerators, measured here for a CPU (its emulated devices share it)."""
     kind = devices[0].device_kind
     if devices[0].platform == "cpu":
@@ -87,7 +89,7 @@ def peak_flops(devices: list[jax.Device], dtype: Any) -> Peak:
     return Peak(PEAK_BF16_FLOPS[max(names, key=len)], f"published bfloat16 peak of {kind}")
 
 
-def _measure_gemm(device: jax.Device, size: int = 1536, repeats: int = 6) -> float:
+def _measure_gemm(device: Any, size: int = 1536, repeats: int = 6) -> float:
     x = jax.device_put(jnp.ones((size, size), jnp.float32), device)
     product = jax.jit(lambda x: x @ x)
     product(x).block_until_ready()

@@ -4,53 +4,39 @@ Always all three axes, of size 1 where unused, so that one code path serves one 
 """
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding
 
-from podling.config import did_you_mean
-from podling.errors import InputError, Problem
-from podling.parallel.rules import MESH_AXES, activation_spec, storage_spec
+from podling.errors import InputError, Problem, raise_if
+from podling.parallel.axes import MESH_AXES, read_mesh
+from podling.parallel.rules import activation_spec, storage_spec
 
 
-def parse_mesh(text: str, devices: int) -> dict[str, int]:
-    """Read `auto` or `data=4,tensor=2` for this many devices.
+def mesh_sizes(text: str, devices: int) -> dict[str, int]:
+    """Read `auto` (all devices on data) or `data=4,tensor=2` for this many devices.
 
     Raises:
-        InputError: an unknown or repeated axis, a size that is no positive integer, or a product that is not the
-            device count.
+        InputError: text that names no mesh, or one that is not of this many devices.
     """
-    sizes = dict.fromkeys(MESH_AXES, 1)
     if text == "auto":
-        return {**sizes, "data": devices}
-    problems: list[Problem] = []
-    seen: set[str] = set()
-    for part in text.split(","):
-        axis, _, size = (piece.strip() for piece in part.partition("="))
-        if axis not in sizes:
-            problems.append(Problem("--mesh", f"unknown axis {axis!r}", did_you_mean(axis, MESH_AXES)))
-        elif axis in seen:
-            problems.append(Problem("--mesh", f"axis {axis!r} is given twice"))
-        elif not size.isdecimal() or int(size) < 1:
-            problems.append(Problem("--mesh", f"{part.strip()!r} needs a positive size", f"for example {axis}=2"))
-        else:
-            seen.add(axis)
-            sizes[axis] = int(size)
-    if not problems and math.prod(sizes.values()) != devices:
+        return {**dict.fromkeys(MESH_AXES, 1), "data": devices}
+    sizes, problems = read_mesh(text)
+    raise_if(problems)
+    product = math.prod(sizes.values())
+    if product != devices:
         shown = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
-        problems.append(
-            Problem("--mesh", f"{shown} is {math.prod(sizes.values())} devices, and there are {devices}",
-                    f"make the product {devices}, for example data={devices}")
-        )  # fmt: skip
-    if problems:
-        raise InputError(problems)
+        what = f"{shown} is {product} devices, and there are {devices}"
+        raise InputError(Problem("--mesh", what, f"make the product {devices}, for example data={devices}"))
     return sizes
 
 
-def make_mesh(text: str, devices: list[jax.Device] | None = None) -> Mesh:
-    """Arrange the devices (default: all) as `parse_mesh` reads `text`."""
+def make_mesh(text: str, devices: Sequence[Any] | None = None) -> Mesh:
+    """Arrange the devices (default: all) as `mesh_sizes` reads `text`."""
     devices = jax.devices() if devices is None else devices
-    sizes = parse_mesh(text, len(devices))
+    sizes = mesh_sizes(text, len(devices))
     return jax.make_mesh(
         tuple(sizes.values()), MESH_AXES, axis_types=(AxisType.Explicit,) * len(MESH_AXES), devices=devices
     )

@@ -7,8 +7,6 @@ moments rest between steps; compute is what they are gathered to, and how activa
 import jax
 from jax.sharding import PartitionSpec
 
-MESH_AXES = ("data", "fsdp", "tensor")
-
 STORAGE: dict[str, str | None] = {
     "layers": None,
     "qkv": None,

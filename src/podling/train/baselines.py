@@ -38,7 +38,7 @@ def baselines(session: Session, folder: RunFolder, reporter: Reporter) -> Baseli
         if prepared.kind == "python":
             rng, start = np.random.default_rng(config.train.seed), prepared.tokenizer.eot_id
             ids = [ngram.sample(rng, SAMPLE_TOKENS, start) for _ in range(config.train.samples)]
-            share, _ = python_parse_share([prepared.tokenizer.decode(sample) for sample in ids])
+            share, _ = python_parse_share([prepared.tokenizer.decode(sample.tolist()) for sample in ids])
     found = Baseline(unigram_loss=unigram, bigram_loss=bigram, bigram_parse_share=share)
     atomic_write(path, json.dumps(dataclasses.asdict(found), indent=2) + "\n")
     return found

@@ -53,7 +53,8 @@ def plan_batch(config: Config, data_parallel: int, itemsize: int, device_bytes: 
         # What parameters, moments and gradients leave, less a quarter for everything this estimate does not see.
         state_bytes = 16 * _weights(config.model)
         fits = max((0.75 * device_bytes - state_bytes) / row_bytes(config, itemsize), 1) * data_parallel
-        micro = max(m for m in range(data_parallel, rows + 1, data_parallel) if rows % m == 0 and m <= max(fits, data_parallel))  # fmt: skip
+        sizes = [size for size in range(data_parallel, rows + 1, data_parallel) if rows % size == 0]
+        micro = max(size for size in sizes if size <= max(fits, data_parallel))
     return BatchPlan(context=context, rows=rows, micro_batch=micro, micro_steps=rows // micro)
 
 

@@ -19,6 +19,8 @@ def initial_params(path: Path, like: Params, session: Session, reporter: Reporte
     Args:
         path: a run folder, or what `podling import` wrote.
         like: the parameters' shapes and shardings.
+        session: this run.
+        reporter: told which step was taken.
 
     Raises:
         InputError: another model or another tokenizer than this run's, naming each difference.

@@ -6,6 +6,7 @@ next step queued.
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ def train(config: Config, reporter: Reporter) -> dict[str, Any]:
 
     Args:
         config: validated. A run folder of the same configuration is continued; a finished one is only summarised.
+        reporter: told everything a person would want to know.
 
     Returns:
         The summary: `run, params, tokens, steps, train_loss, val_loss, val_bits_per_byte, unigram_loss, bigram_loss,
@@ -134,8 +136,7 @@ class Run:
         """Run the optimizer steps from `start`, evaluating and saving when due."""
         if start >= self.total_steps:
             return state
-        batches = self.session.batches.iterate(start)
-        try:
+        with closing(self.session.batches.iterate(start)) as batches:
             state = self.first_step(state, start, batches)
             for done in range(start + 1, self.total_steps + 1):
                 at_end = done == self.total_steps
@@ -147,8 +148,6 @@ class Run:
                     self.meter.resume()
                 if not at_end:
                     state = self.step(state, done, batches)
-        finally:
-            batches.close()
         return state
 
     def first_step(self, state: TrainState, start: int, batches: Iterator[Batch]) -> TrainState:

@@ -12,6 +12,7 @@ def learning_rate(cfg: OptimizerConfig, steps: int) -> optax.Schedule:
     straight line over the last `decay_fraction` of the steps (Hu et al. 2024, section 4).
 
     Args:
+        cfg: peak, shape, warm-up and floor.
         steps: optimizer steps of the whole run; update number n (from 0) uses the value at n.
     """
     floor = cfg.lr * cfg.lr_floor

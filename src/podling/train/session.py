@@ -138,5 +138,3 @@ def shard_problems(config: Config, mesh: Mesh) -> list[Problem]:
         for flag, size, axis in wanted
         if size % sizes[axis]
     ]
-
-

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -74,9 +74,9 @@ def make_train_step(config: Config, dtype: Any) -> StepFunction:
         loss = nll / count
         grads = jax.tree.map(lambda g: g / count, grads)
         with jax.named_scope("optimizer"):
-            grad_norm = optax.global_norm(grads)
+            grad_norm = optax.global_norm(cast(Any, grads))
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-            params = optax.apply_updates(state.params, updates)
+            params: Any = optax.apply_updates(cast(Any, state.params), updates)
             new = TrainState(step=state.step + 1, params=params, opt_state=opt_state)
         finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
         # A non-finite update never reaches the state: whatever is saved is good.

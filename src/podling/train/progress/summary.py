@@ -36,11 +36,22 @@ def _losses(summary: dict[str, Any]) -> Table:
     rows = [
         ("unigram model", summary.get("unigram_loss"), None, ""),
         ("bigram model", summary.get("bigram_loss"), summary.get("bigram_parse_share"), ""),
-        ("this model", summary.get("val_loss"), summary.get("parse_share"), "bold green"),
+        (
+            "this model",
+            summary.get("val_loss"),
+            summary.get("parse_share"),
+            "bold green" if _beats(summary) else "bold",
+        ),
     ]
     for name, value, parsed, style in rows:
         table.add_row(name, loss(value), *([_whole(parsed)] if parses else []), style=style)
     return table
+
+
+def _beats(summary: dict[str, Any]) -> bool:
+    """Green is for a model that has learned more than counting does."""
+    val, bigram = summary.get("val_loss"), summary.get("bigram_loss")
+    return val is not None and bigram is not None and val < bigram
 
 
 def _facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
