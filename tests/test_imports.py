@@ -13,8 +13,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = [
     {"config", "errors", "files"},
-    {"presets", "validate"},
     {"data", "model", "parallel"},
+    {"presets", "validate"},
     {"train", "generate", "interop"},
     {"plan", "explain", "launch", "report", "serve"},
     {"cli", "__main__"},

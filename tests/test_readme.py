@@ -1,6 +1,5 @@
 """What the README tells people to type exists. `.ci/run` also executes its two set-up blocks."""
 
-import json
 import re
 import shlex
 import subprocess
@@ -80,14 +79,3 @@ def test_extras_named_in_messages_exist(root: Path) -> None:
     for path in (root / "src").rglob("*.py"):
         for named in re.findall(r"podling\[([a-z,]+)\]", path.read_text(encoding="utf-8")):
             assert set(named.split(",")) <= extras, path
-
-
-def test_the_summary_shown_is_json_of_the_promised_fields(root: Path) -> None:
-    """The README's example of `--json` keeps up with what the command prints."""
-    text = (root / "README.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"^```json\n(.*?)^```$", text, re.M | re.S)
-    promised = (
-        "run params tokens steps train_loss val_loss val_bits_per_byte unigram_loss bigram_loss tokens_per_s mfu"
-        " data_wait_share retraces wall_s export"
-    ).split()
-    assert set(promised) <= set(json.loads(example))

@@ -1,6 +1,9 @@
 """What a person chooses about generated text. No JAX here, so a wrong value is answered at once."""
 
 from dataclasses import dataclass, replace
+from typing import Annotated
+
+from tyro.conf import arg
 
 from podling.errors import Problem
 
@@ -19,7 +22,7 @@ class Settings:
     """Draw from the smallest set of most likely tokens with at least this much probability; 1 keeps all."""
     min_p: float = 0.0
     """Draw from tokens at least this probable relative to the most likely one; 0 keeps all."""
-    stop: tuple[str, ...] = ()
+    stop: Annotated[tuple[str, ...], arg(metavar="TEXT [TEXT ...]", help_behavior_hint="")] = ()
     """Strings that end a text; they are not part of it."""
     seed: int = 0
     """Prompt number r (from 0) draws with seed + r, so alone with that seed it gives the same text."""
