@@ -105,14 +105,14 @@ def _decoded(source: Source, stream: IO[bytes], config: DataConfig, counts: Read
 
 
 def _decode(
-    source: Source, data: bytes, offset: int, final: bool, config: DataConfig, counts: ReadCounts
+    source: Source, data: bytes, offset: int, final: bool, config: DataConfig, counts: ReadCounts, where: str = ""
 ) -> tuple[str, int]:
     """Text of `data` (which starts at byte `offset` of the source) and how many bytes of it were used."""
     if (nul := data.find(0)) >= 0:
         if config.errors == "strict":
             what = f"NUL byte at byte {offset + nul}: this is not text"
             fix = "leave it out, remove the NULs (tr -d '\\000'), or replace them with U+FFFD: --errors replace"
-            raise InputError(Problem(source.name, what, fix))
+            raise InputError(Problem(where or source.name, what, fix))
         counts.replaced[source.name] += data.count(0)
     try:
         text, used = codecs.utf_8_decode(data, "strict", final)
@@ -123,7 +123,7 @@ def _decode(
             fix = "convert it (iconv -f ENCODING -t UTF-8), or go on with U+FFFD in place: --errors replace"
             if place == 0 and data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
                 fix = "it looks like UTF-16: convert it with iconv -f UTF-16 -t UTF-8"
-            raise InputError(Problem(source.name, what, fix)) from error
+            raise InputError(Problem(where or source.name, what, fix)) from error
         text, used = codecs.utf_8_decode(data, "replace", final)
         counts.replaced[source.name] += text.count("\ufffd") - data[:used].count("\ufffd".encode())
     return (text.replace("\0", "\ufffd") if nul >= 0 else text), used
@@ -160,8 +160,7 @@ def _jsonl_lines(
     offset = 0
     for number, line in enumerate(stream, 1):
         where = f"{source.name}:{number}"
-        here = Source(where, "jsonl")
-        text, _ = _decode(here, line, offset, True, config, counts)
+        text, _ = _decode(source, line, offset, True, config, counts, where)
         offset += len(line)
         text = text.removeprefix("\ufeff") if number == 1 else text
         if not text.strip():
@@ -175,7 +174,7 @@ def _jsonl_lines(
             raise InputError(Problem(where, "is JSON nested too deeply")) from error
         if not isinstance(row, dict):
             raise InputError(Problem(where, f"is a JSON {type(row).__name__}", "each line must be one JSON object"))
-        yield _field(where, row, config, counts), True
+        yield _field(source, where, row, config, counts), True
 
 
 def _parquet_rows(source: Source, config: DataConfig, counts: ReadCounts) -> Iterator[tuple[str, bool]]:
@@ -191,7 +190,7 @@ def _parquet_rows(source: Source, config: DataConfig, counts: ReadCounts) -> Ite
             for batch in file.iter_batches(batch_size=256, columns=[config.text_field]):
                 for value in batch.column(0):
                     where = f"{source.name} row {row}"
-                    yield _field(where, {config.text_field: value.as_py()}, config, counts), True
+                    yield _field(source, where, {config.text_field: value.as_py()}, config, counts), True
                     row += 1
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(Problem(source.name, f"is not sound parquet: {error}")) from error
@@ -204,7 +203,7 @@ def _hub_rows(source: Source, config: DataConfig, counts: ReadCounts) -> Iterato
     try:
         rows = datasets.load_dataset(path, name, split=split, streaming=True)
         for number, row in enumerate(rows):
-            yield _field(f"{source.name} row {number}", row, config, counts), True
+            yield _field(source, f"{source.name} row {number}", row, config, counts), True
     except InputError:
         raise
     except Exception as error:  # the library raises many kinds; all of them mean that the dataset cannot be read
@@ -213,7 +212,7 @@ def _hub_rows(source: Source, config: DataConfig, counts: ReadCounts) -> Iterato
         raise InputError(Problem(source.name, f"cannot be read: {reason}", fix)) from error
 
 
-def _field(where: str, row: Any, config: DataConfig, counts: ReadCounts) -> str:
+def _field(source: Source, where: str, row: Any, config: DataConfig, counts: ReadCounts) -> str:
     if config.text_field not in row:
         raise _missing(where, "field", config, list(row))
     text = row[config.text_field]
@@ -225,7 +224,7 @@ def _field(where: str, row: Any, config: DataConfig, counts: ReadCounts) -> str:
         if config.errors == "strict":
             what = f"field {config.text_field!r} holds {bad} NUL or lone surrogate characters, which are not text"
             raise InputError(Problem(where, what, "remove them, or replace them with U+FFFD: --errors replace"))
-        counts.replaced[where.rpartition(":")[0] or where] += bad
+        counts.replaced[source.name] += bad
         text = re.sub("[\0\ud800-\udfff]", "\ufffd", text)
     return text
 

@@ -209,9 +209,9 @@ def _extra_problem(path: str, kind: str, compression: str) -> Problem | None:
 def _missing(path: str) -> Problem:
     """A path that is not there, with the nearest name where it should be."""
     parent = Path(path).parent
-    while not parent.is_dir() and parent != parent.parent:
+    while not parent.exists() and parent != parent.parent:
         parent, path = parent.parent, str(parent)
-    if parent.exists() and not parent.is_dir():
+    if not parent.is_dir():
         return Problem(path, f"does not exist: {parent} is a file")
     near = difflib.get_close_matches(Path(path).name, os.listdir(parent), n=1, cutoff=0.5)
     return Problem(
