@@ -1,55 +1,50 @@
 """The end of a run: samples, export, summary."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from podling.files import atomic_write
 from podling.generate.samples import python_parse_share, sample_text
 from podling.interop.hf import export_hf
-from podling.model.spec import param_count
-from podling.train.baselines import Baseline
-from podling.train.evaluate import EvalResult
+from podling.model.spec import Params, param_count
 from podling.train.metrics import recent_loss
-from podling.train.step import TrainState
+from podling.train.progress import Reporter
+from podling.train.runfolder import RunFolder
+from podling.train.session import Session
 
-if TYPE_CHECKING:
-    from podling.train.loop import Run
 
+def finish(
+    session: Session, folder: RunFolder, reporter: Reporter, params: Params, figures: dict[str, Any]
+) -> dict[str, Any]:
+    """Write samples and export, then the summary, which marks the run as finished.
 
-def finish(run: "Run", state: TrainState, result: EvalResult, baseline: Baseline) -> dict[str, Any]:
-    """Write samples and export, then the summary, which marks the run as finished."""
-    config, folder, reporter = run.config, run.folder, run.reporter
-    samples, parse_share = _samples(run, state)
+    Killed before that, the run ends up here again with the same parameters, and writes the same.
+
+    Args:
+        session: gives configuration, data and devices.
+        folder: the run folder, held by this process.
+        reporter: shows a sample and the summary.
+        params: as trained.
+        figures: what the loop has measured, for the summary.
+    """
+    config = session.config
+    parse_share = _write_samples(session, folder, reporter, params)
     export = None
     if config.run.export:
         with reporter.status("exporting to Hugging Face format", None):
-            params = jax.device_get(state.params)
-            export_hf(params, config.model, run.session.prepared.tokenizer, folder.paths.export)
+            export_hf(jax.device_get(params), config.model, session.prepared.tokenizer, folder.paths.export)
             export = str(folder.paths.export)
-    totals = run.meter.totals()
     summary = {
         "run": str(folder.path),
         "params": param_count(config.model),
-        "tokens": run.total_steps * run.session.plan.tokens,
-        "steps": run.total_steps,
+        "tokens": config.train.steps * session.plan.tokens,
+        "steps": config.train.steps,
         "train_loss": recent_loss(folder.paths),
-        "val_loss": result.loss,
-        "val_perplexity": result.perplexity,
-        "val_bits_per_byte": result.bits_per_byte,
-        "val_tokens": result.tokens,
-        "unigram_loss": baseline.unigram_loss,
-        "bigram_loss": baseline.bigram_loss,
+        **figures,
         "parse_share": parse_share,
-        "bigram_parse_share": baseline.bigram_parse_share,
-        "samples": len(samples),
-        "tokens_per_s": totals["tokens_per_s"],
-        "mfu": totals["mfu"],
-        "mfu_peak": run.session.peak.source,
-        "data_wait_share": totals["data_wait_share"],
-        "retraces": run.session.counter.retraces,
-        "train_s": run.meter.train_s,
-        "wall_s": run.wall_s(),
+        "mfu_peak": session.peak.source,
+        "retraces": session.counter.retraces,
         "export": export,
     }
     folder.mark_finished(summary)
@@ -57,18 +52,16 @@ def finish(run: "Run", state: TrainState, result: EvalResult, baseline: Baseline
     return summary
 
 
-def _samples(run: "Run", state: TrainState) -> tuple[list[str], float | None]:
-    config, prepared = run.config, run.session.prepared
+def _write_samples(session: Session, folder: RunFolder, reporter: Reporter, params: Params) -> float | None:
+    """Write the samples; returns the share of them that parse, when the text is Python."""
+    config, prepared = session.config, session.prepared
     if config.train.samples == 0:
-        return [], None
-    with run.reporter.status(f"writing {config.train.samples} samples", None):
-        texts = sample_text(
-            state.params, config.model, prepared.tokenizer, config.train.samples, seed=config.train.seed
-        )  # fmt: skip
-        folder = run.folder.paths.samples
-        folder.mkdir(exist_ok=True)
+        return None
+    with reporter.status(f"writing {config.train.samples} samples", None):
+        texts = sample_text(params, config.model, prepared.tokenizer, config.train.samples, seed=config.train.seed)
+        samples = folder.paths.samples
+        samples.mkdir(exist_ok=True)
         for index, text in enumerate(texts):
-            atomic_write(folder / f"{index:03d}.txt", text)
-    run.reporter.sample(texts[0])
-    share = python_parse_share(texts)[0] if prepared.kind == "python" else None
-    return texts, share
+            atomic_write(samples / f"{index:03d}.txt", text)
+    reporter.sample(texts[0])
+    return python_parse_share(texts)[0] if prepared.kind == "python" else None

@@ -14,7 +14,7 @@ SHAPE_FIELDS = ("layers", "heads", "embed", "mlp", "context", "vocab_size")
 
 
 def initial_params(path: Path, like: Params, session: Session, reporter: Reporter) -> Params:
-    """The best checkpoint's parameters of another run, on this run's mesh.
+    """The newest good checkpoint's parameters of another run, on this run's mesh.
 
     Args:
         path: a run folder, or what `podling import` wrote.
@@ -38,7 +38,7 @@ def initial_params(path: Path, like: Params, session: Session, reporter: Reporte
     raise_if(problems)
     checkpoints = Checkpoints(paths.checkpoints)
     try:
-        state, meta = checkpoints.restore(checkpoints.best(), {"params": like}, reporter.say)
+        state, meta = checkpoints.restore(None, {"params": like}, reporter.say)
     finally:
         checkpoints.close()
     reporter.say(f"starting from {path}, step {meta['step']:,}")

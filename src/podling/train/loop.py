@@ -4,6 +4,7 @@ The loop never waits for the step it has just dispatched: metrics are read one s
 next step queued.
 """
 
+import dataclasses
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -113,7 +114,14 @@ class Run:
                 result = self.evaluation(state, self.total_steps)
                 self.save(state, self.total_steps)
                 self.checkpoints.wait()
-            return finish(self, state, result, baseline)
+        figures = {
+            **result.record(),
+            **dataclasses.asdict(baseline),
+            **self.meter.totals(),
+            "train_s": self.meter.train_s,
+            "wall_s": self.wall_s(),
+        }
+        return finish(self.session, self.folder, self.reporter, state.params, figures)
 
     def restore(self, like: TrainState) -> tuple[TrainState, int]:
         """The newest good checkpoint, or the initial state."""

@@ -65,7 +65,7 @@ class Meter:
         return {"step_s": step_s, "tokens_per_s": tokens_per_s, "mfu": mfu}
 
     def totals(self) -> dict[str, float | None]:
-        """`tokens_per_s`, `mfu` and `data_wait_share` over all timed steps."""
+        """`step_s`, `tokens_per_s`, `mfu` and `data_wait_share` over all timed steps."""
         mean_s = self.train_s / self.steps if self.steps else None
         return {**self.speed(mean_s), "data_wait_share": self.data_wait_share}
 

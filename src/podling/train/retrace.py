@@ -1,5 +1,6 @@
 """Counting traces: a step that is traced twice is compiled twice, and that is never what anyone wanted."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ class TraceCounter:
     """Wraps a function so that every trace of it is noted, with the types it was traced for."""
 
     def __init__(self, function: Callable[..., Any]):
+        functools.update_wrapper(self, function)  # so that the compiled program bears the function's name
         self._function = function
         self._signatures: list[dict[str, str]] = []
 

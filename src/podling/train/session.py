@@ -101,7 +101,7 @@ class Session:
 
     def init_state(self) -> TrainState:
         """The state at step 0, every leaf born where it is stored."""
-        return jax.jit(lambda: init_state(self.config))()
+        return jax.jit(init_state, static_argnums=0)(self.config)
 
     def abstract_state(self) -> TrainState:
         """Shapes, dtypes and shardings of the state, without any of its bytes."""
