@@ -42,7 +42,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """300 documents in one .jsonl and two .txt files."""
     folder = tmp_path_factory.mktemp("corpus")
     choose = random.Random(1)
-    lines = [json.dumps({"text": make_text(choose.randint(1, 900), i)}) for i in range(298)]
+    lines = [json.dumps({"text": make_text(choose.randint(8, 900), i)}) for i in range(298)]
     (folder / "rows.jsonl").write_text("\n".join(lines))
     (folder / "a.txt").write_text(make_text(5000, 1000))
     (folder / "b.txt").write_text(make_text(700, 1001))

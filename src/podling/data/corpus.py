@@ -50,6 +50,7 @@ def iter_chunks(
                     continue
                 data = chunk.text.encode()
                 if len(data) >= left:
+                    counts.limited = True
                     text = data[:left].decode(errors="ignore")
                     yield Chunk(text, chunk.source, chunk.index, True, chunk.name)
                     return

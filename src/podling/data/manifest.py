@@ -7,7 +7,6 @@ from podling.config import DataConfig
 from podling.data.scan import Scan, Split
 from podling.data.sources import Sources
 from podling.data.tokenizer import Tokenizer
-from podling.files import parse_bytes
 
 SETTINGS = ("tokenizer", "vocab_size", "text_field", "errors", "split_on_eot", "limit", "holdout")
 """The fields of DataConfig that decide what prepared data holds, besides its paths."""
@@ -72,7 +71,7 @@ def _notes(
             f"the text holds <|endoftext|> {counts.eot_lines:,} times, kept as plain text; "
             "--split-on-eot takes lines of it as document boundaries"
         )
-    if config.limit and found.total_bytes >= parse_bytes(config.limit, "--limit"):
+    if counts.limited:
         notes.append(f"reading stopped at --limit {config.limit}; the document there is cut")
     if tokenizer.note:
         notes.append(tokenizer.note)

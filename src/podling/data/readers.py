@@ -21,7 +21,10 @@ _LONGEST_EOT_LINE = len(EOT) + 16
 
 @dataclass(frozen=True)
 class Chunk:
-    """A stretch of a document's text, cut at no particular place; `ends` marks the document's last."""
+    """A stretch of a document's text, cut at no particular place; `ends` marks the document's last.
+
+    `index` counts the documents of a source from 0, the empty ones that are left out too, so that it finds the row.
+    """
 
     text: str
     source: int
@@ -39,6 +42,8 @@ class ReadCounts:
     eot_lines: int = 0
     """Times plain text holds <|endoftext|> while it is not honoured as a boundary."""
     empty_documents: int = 0
+    limited: bool = False
+    """Whether there was more text than `--limit` let through."""
 
 
 def read_chunks(source: Source, number: int, config: DataConfig, counts: ReadCounts) -> Iterator[Chunk]:
@@ -60,7 +65,7 @@ def read_chunks(source: Source, number: int, config: DataConfig, counts: ReadCou
         started = started or bool(text)
         if ends:
             counts.empty_documents += not started
-            index, started = index + started, False
+            index, started = index + 1, False
 
 
 def _texts(source: Source, config: DataConfig, counts: ReadCounts) -> Iterator[tuple[str, bool]]:
