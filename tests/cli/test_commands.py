@@ -137,10 +137,29 @@ def test_export_import_evaluate(
     data = ("--data", str(text))
     before, after = (call(capfd, "evaluate", folder, *data)[1]["val_loss"] for folder in (run, str(back)))
     assert after == pytest.approx(before, abs=1e-6)
-    code, answer, _ = call(capfd, "evaluate", str(back))
-    assert code == 2 and answer["error"]["problems"][0]["where"] == "--data"
-    code, answer, _ = call(capfd, "train", "--resume", str(back), "--init", run)
+    code, refused, _ = call(capfd, "evaluate", str(back))
+    assert code == 2 and refused["error"]["problems"][0]["where"] == "--data"
+    tuned = ("train", "--init", str(back), *data, "--steps", "2", "--batch-tokens", "512", "--eval-every", "0")
+    code, summary, err = call(capfd, *tuned, "--train.samples", "0", "--out", str(tmp_path / "tuned"))
+    assert code == 0, err
+    assert f"starting from {back}" in err
+    # One epoch's noise away from where it started, not from nothing.
+    assert (
+        summary["val_loss"] == pytest.approx(trained[1]["val_loss"], rel=0.1) and summary["params"] == answer["params"]
+    )
+
+
+@pytest.mark.parametrize("command", ["generate", "evaluate", "export", "train"])
+def test_a_hugging_face_folder_is_answered_with_import(
+    command: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_layer": 2}')
+    args = {"export": [str(tmp_path), "x"], "train": ["--init", str(tmp_path)]}.get(command, [str(tmp_path)])
+    code, answer, _ = call(capfd, command, *args)
     assert code == 2
+    assert [problem["fix"] for problem in answer["error"]["problems"]] == [
+        f"make it one: podling import {tmp_path} --out RUN"
+    ]
 
 
 def test_prepare_then_train_elsewhere(text: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from podling.cli.options import Device, Dtype, JsonFlag
+from podling.cli.options import Device, Dtype, JsonFlag, open_run
 from podling.cli.parse import Parsed, parse
 from podling.cli.platform import choose_platform
 from podling.config import Config, DataConfig
 from podling.data.prepare import is_prepared, prepare
 from podling.errors import InputError, Problem, raise_if
 from podling.files import read_json
-from podling.train.runfolder import RunPaths, load_run
+from podling.train.runfolder import RunPaths
 from podling.validate import validate
 
 
@@ -76,7 +76,7 @@ def _checked(parsed: Parsed[Args]) -> tuple[Config, DataConfig]:
     args, problems = parsed.args, list(parsed.problems)
     config, paths = Config(), RunPaths(Path(args.run))
     try:
-        config, paths = load_run(Path(args.run))
+        config, paths = open_run(args.run)
     except InputError as error:
         problems += error.problems
     if not args.data and not problems and "data" not in read_json(paths.facts)["fingerprints"]:
@@ -109,7 +109,7 @@ def _evaluate(args: Args, config: Config, folder: Path, reporter: Any) -> dict[s
     from podling.train.evaluate import EvalResult, Evaluator
 
     prepared = Prepared.open(folder)
-    if not args.data and prepared.fingerprint != read_json(load_run(Path(args.run))[1].facts)["fingerprints"]["data"]:
+    if not args.data and prepared.fingerprint != read_json(open_run(args.run)[1].facts)["fingerprints"]["data"]:
         what = "the text of this run is no longer what it was trained on"
         raise InputError(Problem(args.run, what, "bring it back, or score other text with --data PATH"))
     devices = select_devices(args.device)

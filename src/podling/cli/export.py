@@ -6,11 +6,10 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from podling.cli.options import JsonFlag
+from podling.cli.options import JsonFlag, open_run
 from podling.cli.parse import parse
 from podling.cli.platform import choose_platform
 from podling.errors import InputError, raise_if
-from podling.train.runfolder import load_run
 from podling.validate import out_problems
 
 
@@ -43,7 +42,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     parsed = parse(Args, argv, prog="podling export", description=DESCRIPTION)
     args, problems = parsed.args, parsed.problems + out_problems(parsed.args.folder, where="DIR")
     try:
-        load_run(Path(args.run))
+        open_run(args.run)
     except InputError as error:
         problems += error.problems
     raise_if(problems)

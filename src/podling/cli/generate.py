@@ -8,12 +8,11 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from podling.cli.options import Device, Dtype, JsonFlag
+from podling.cli.options import Device, Dtype, JsonFlag, open_run
 from podling.cli.parse import parse
 from podling.cli.platform import choose_platform
 from podling.errors import InputError, Problem, raise_if
 from podling.generate.settings import Settings
-from podling.train.runfolder import load_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +52,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     if args.samples < 1:
         problems.append(Problem("--samples", f"{args.samples} is less than 1"))
     try:
-        load_run(Path(args.run))
+        open_run(args.run)
     except InputError as error:
         problems += error.problems
     if not args.prompt and sys.stdin.isatty():

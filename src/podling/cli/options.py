@@ -13,7 +13,7 @@ from podling.data.prepare import check_data, is_prepared
 from podling.errors import InputError, Problem
 from podling.files import read_json
 from podling.presets import PRESETS
-from podling.train.runfolder import load_run
+from podling.train.runfolder import RunPaths, load_run
 
 JsonFlag = Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")]
 Device = Literal["auto", "cpu", "gpu", "tpu"]
@@ -32,7 +32,7 @@ def base_config(argv: Sequence[str]) -> tuple[Config, list[Problem]]:
     name, resume, path = peek(argv, "--model"), peek(argv, "--resume"), peek(argv, "--config")
     try:
         if resume is not None:
-            base = load_run(Path(resume))[0]
+            base = open_run(resume)[0]
         elif path is not None:
             base = _read(Path(path))
         else:
@@ -43,7 +43,38 @@ def base_config(argv: Sequence[str]) -> tuple[Config, list[Problem]]:
         base = replace(base, model=PRESETS[name].config.model)
     if resume is not None:
         base = replace(base, run=replace(base.run, out=resume))
-    return base, []
+    try:
+        return _initialised(base, argv), []
+    except InputError as error:
+        return base, error.problems
+
+
+def _initialised(base: Config, argv: Sequence[str]) -> Config:
+    """With `--init` the model and the tokenizer are those of the run it names, unless flags say otherwise."""
+    init = peek(argv, "--init")
+    if not init:
+        return base
+    config, paths = open_run(init)
+    if peek(argv, "--model") is None:
+        base = replace(base, model=replace(config.model, dropout=base.model.dropout))
+    data = peek(argv, "--data")
+    # Prepared data has its tokenizer, which is compared with the run's when training starts.
+    if data is None or not is_prepared(data):
+        base = replace(base, data=replace(base.data, tokenizer=str(paths.tokenizer)))
+    return base
+
+
+def open_run(path: str) -> tuple[Config, RunPaths]:
+    """`load_run`, with a word for those who give the folder of a Hugging Face model.
+
+    Raises:
+        InputError: there is no run at `path`.
+    """
+    file = Path(path) / "config.json"
+    if file.is_file() and "model_type" in read_json(file):
+        what = "is a model of Hugging Face transformers, not a run"
+        raise InputError(Problem(path, what, f"make it one: podling import {path} --out RUN"))
+    return load_run(Path(path))
 
 
 def _read(path: Path) -> Config:
