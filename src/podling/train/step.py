@@ -74,7 +74,7 @@ def make_train_step(config: Config, dtype: Any) -> StepFunction:
         loss = nll / count
         grads = jax.tree.map(lambda g: g / count, grads)
         with jax.named_scope("optimizer"):
-            grad_norm = optax.global_norm(cast(Any, grads))
+            grad_norm = optax.tree.norm(cast(Any, grads))
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
             params: Any = optax.apply_updates(cast(Any, state.params), updates)
             new = TrainState(step=state.step + 1, params=params, opt_state=opt_state)
