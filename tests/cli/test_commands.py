@@ -3,11 +3,8 @@
 import json
 import os
 import random
-import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -175,36 +172,3 @@ def test_data_problems_come_with_those_of_the_configuration(tmp_path: Path, capf
     assert code == 2
     wheres = [problem["where"] for problem in answer["error"]["problems"]]
     assert "--model.heads" in wheres and any("nothing.txt" in str(p) for p in answer["error"]["problems"])
-
-
-def test_ctrl_c_saves_and_the_run_goes_on(text: Path, tmp_path: Path) -> None:
-    """Stopped after some steps with exit code 130; continued to the end by `--resume`."""
-    run = str(tmp_path / "run")
-    command = [sys.executable, "-m", "podling", "train"]
-    process = subprocess.Popen(
-        [*command, *SMALL, "--data", str(text), "--steps", "50000", "--out", run, "--json", "--run.log-every", "1"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stderr is not None
-    for line in process.stderr:
-        if re.match(r"step +5/", line):
-            break
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=120)
-    assert process.returncode == 130
-    (problem,) = json.loads(out)["error"]["problems"]
-    stopped_at = int(re.findall(r"\d+", problem["where"])[0])
-    assert 5 <= stopped_at < 50000
-    assert str(stopped_at) in {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
-    began = time.monotonic()
-    process = subprocess.Popen([*command, "--resume", run], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert process.stdout is not None
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if re.match(r"step +\d", line) or time.monotonic() - began > 100:
-            break
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=120)
-    assert process.returncode == 143
-    assert any(f"resuming after step {stopped_at:,} of 50,000" in line for line in lines)
