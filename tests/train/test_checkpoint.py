@@ -157,6 +157,19 @@ def test_a_flipped_bit_in_any_file_is_found_and_the_step_before_is_used(checkpoi
     assert meta["cursor"] == 2
 
 
+def test_the_manifest_guards_itself(checkpoints):
+    save_now(checkpoints, 1)
+    folder = checkpoints.folder / "1"
+    good = (folder / manifest.NAME).read_bytes()
+    manifest.read(folder)
+    for position in range(0, len(good), 7):
+        bad = bytearray(good)
+        bad[position] ^= 1 << (position % 8)
+        (folder / manifest.NAME).write_bytes(bad)
+        with pytest.raises(manifest.Damaged):
+            manifest.read(folder)
+
+
 @pytest.mark.parametrize("harm", ["truncate", "empty", "missing", "no manifest", "empty folder"])
 def test_a_truncated_or_missing_file_falls_back(checkpoints, harm):
     save_now(checkpoints, 1)

@@ -68,6 +68,19 @@ def test_resuming_drops_the_records_that_will_be_computed_again(run):
     assert said == [f"{run.paths.metrics}: 3 records after step 4 will be computed again"]
 
 
+def test_what_is_repeated_at_the_restored_step_is_recorded_once(run):
+    """A run killed between its last checkpoint and its summary evaluates again when it is started again."""
+    evaluation = {"step": 2, "val_loss": 3.0, "val_perplexity": 20.0}
+    write_steps(run, [1, 2])
+    for new in ({"step": 2, "other": 1.0}, {"step": 3, "loss": 1.0}):
+        log = open_log(run, restored_step=2)
+        log.write(evaluation)
+        log.write(new)
+        log.close()
+    records = read_records(run.paths.metrics)[0]
+    assert records[2:] == [evaluation, {"step": 2, "other": 1.0}, {"step": 3, "loss": 1.0}]
+
+
 def test_a_torn_last_line_is_repaired_and_said(run):
     write_steps(run, [1, 2])
     with open(run.paths.metrics, "ab") as file:

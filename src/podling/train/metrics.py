@@ -35,7 +35,9 @@ class MetricsLog:
     def __init__(self, run: RunPaths, config: Config, *, restored_step: int, say: Callable[[str], None]):
         self._wandb = _start_wandb(run, config) if config.run.wandb else None
         self.path = run.metrics
-        _drop_after(self.path, restored_step, say)
+        kept = _drop_after(self.path, restored_step, say)
+        # What was recorded at the restored step itself, e.g. an evaluation that is repeated before the run goes on.
+        self._recorded = {(restored_step, *record) for record in kept if record.get("step") == restored_step}
         with writing(self.path):
             self._file = open(self.path, "ab")
         self._events = _open_events(run.tensorboard, restored_step) if config.run.tensorboard else None
@@ -43,9 +45,13 @@ class MetricsLog:
     def write(self, record: dict[str, Any]) -> None:
         """Append one record; `step` says where it belongs. Numbers that are not finite become null.
 
+        A record of the restored step with the same fields as one that is there already is left out.
+
         Raises:
             RunError: the disk is full; the records before this one are safe.
         """
+        if (record.get("step"), *record) in self._recorded:
+            return
         record = {key: _finite(value) for key, value in record.items()}
         line = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
         with writing(self.path):
@@ -118,7 +124,8 @@ def require_wandb() -> Any:
         ) from error
 
 
-def _drop_after(path: Path, restored_step: int, say: Callable[[str], None]) -> None:
+def _drop_after(path: Path, restored_step: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Repair the file for a session that starts after `restored_step`; gives the records that stay."""
     records, broken = read_records(path)
     kept = [record for record in records if not _is_after(record, restored_step)]
     for problem in broken:
@@ -127,6 +134,7 @@ def _drop_after(path: Path, restored_step: int, say: Callable[[str], None]) -> N
         say(f"{path}: {len(records) - len(kept)} records after step {restored_step} will be computed again")
     if broken or len(kept) < len(records):
         atomic_write(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept))
+    return kept
 
 
 def _is_after(record: dict[str, Any], step: int) -> bool:
