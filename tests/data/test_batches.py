@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podling.data.batches import Batches, heldout_windows
@@ -36,6 +36,7 @@ class Counted:
         return f"document {place // 1000}"
 
 
+@settings(max_examples=40)
 @given(
     tokens=st.integers(9, 400),
     rows=st.integers(1, 5),

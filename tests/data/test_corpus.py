@@ -82,9 +82,12 @@ def test_end_of_text_lines_split_only_on_request(tmp_path):
     text = "one\n<|endoftext|>\ntwo <|endoftext|>\n <|endoftext|>\n<|endoftext|>\r\n<|endoftext|>\nthree\n<|endoftext|>"
     (tmp_path / "a.txt").write_bytes(text.encode())
     assert read(tmp_path / "a.txt") == [(text, 0)]
-    wanted = ["one\n", "two <|endoftext|>\n <|endoftext|>\n", "three\n"]
-    assert read(tmp_path / "a.txt", split_on_eot=True) == [(text, i) for i, text in enumerate(wanted)]
+    wanted = [("one\n", 0), ("two <|endoftext|>\n <|endoftext|>\n", 1), ("three\n", 3)]
+    assert read(tmp_path / "a.txt", split_on_eot=True) == wanted
     counts = ReadCounts()
+    config = DataConfig(paths=(str(tmp_path / "a.txt"),), split_on_eot=True)
+    list(iter_chunks(find_sources(config), config, counts))
+    assert (counts.eot_lines, counts.empty_documents) == (0, 1)
     config = DataConfig(paths=(str(tmp_path / "a.txt"),))
     list(iter_chunks(find_sources(config), config, counts))
     assert counts.eot_lines == 6

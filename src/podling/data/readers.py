@@ -136,17 +136,20 @@ def _decode(
 
 def _split_on_eot(texts: Iterator[str]) -> Iterator[tuple[str, bool]]:
     """End a document at each line holding only <|endoftext|>, wherever the chunks were cut."""
-    held, at_line_start = "", True
+    held, at_line_start, ended = "", True, True
     for text in texts:
         held += text
         # An end-of-text line may still be arriving: keep the last line back while it is short enough to be one.
         line = held.rfind("\n") + 1
         ready = line if len(held) - line <= _LONGEST_EOT_LINE else len(held)
-        yield from _ended(held[:ready], at_line_start)
+        for part, ended in _ended(held[:ready], at_line_start):
+            yield part, ended
         at_line_start = (held[ready - 1] == "\n") if ready else at_line_start
         held = held[ready:]
-    yield from _ended(held, at_line_start)
-    yield "", True
+    for part, ended in _ended(held, at_line_start):
+        yield part, ended
+    if not ended:
+        yield "", True
 
 
 def _ended(text: str, at_line_start: bool) -> Iterator[tuple[str, bool]]:
