@@ -6,10 +6,9 @@ the manifest is there because Orbax restores a flipped bit without a word.
 """
 
 import contextlib
-import logging
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from podling.errors import InputError, Problem, RunError
 from podling.files import show_bytes
 from podling.train import manifest
 from podling.train.environment import environment
+from podling.train.quiet import quiet_orbax
 from podling.train.steps import PARTIAL, StepFolders
 
 STATE = "state"
@@ -37,9 +37,9 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: int = 2):
         self.folder = Path(folder).absolute()
         self._folders = StepFolders(self.folder, keep)
-        self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
+        self._orbax = _orbax()
         self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._error: tuple[Path, Exception] | None = None
 
     def steps(self) -> list[int]:
         """Complete steps, oldest first. Whether their bytes are still good is known when one is restored."""
@@ -62,10 +62,12 @@ class Checkpoints:
         Raises:
             RunError: with the bytes needed, the bytes free and the path.
         """
-        with self._explained(self.folder):
+        try:
             self._folders.clean()
             held_bytes = sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
             free_bytes = shutil.disk_usage(self.folder).free
+        except OSError as error:
+            raise self._failure(self.folder, error) from error
         steps = self._folders.keep + 2  # the newest, the best, and the one being written
         needed_bytes = max(step_bytes, steps * step_bytes - held_bytes)
         if needed_bytes > free_bytes:
@@ -98,13 +100,17 @@ class Checkpoints:
         self.wait()
         if self._folders.is_good(step):
             return
+        quiet_orbax()
         partial = self.folder / f"{step}{PARTIAL}"
         record = manifest.describe(step, state, meta | {"environment": environment()}, metric)
-        with self._explained(partial):
+        try:
             if jax.process_index() == 0:
                 self._folders.clean()
                 self._folders.begin(step)
             self._orbax.save(partial / STATE, args=ocp.args.PyTreeSave(state))  # pyright: ignore[reportCallIssue]
+        except Exception as error:
+            self._give_up(partial)
+            raise self._failure(partial, error) from error
         self._thread = threading.Thread(target=self._commit, args=(step, partial, record), name=f"commit {step}")
         self._thread.start()
 
@@ -119,9 +125,10 @@ class Checkpoints:
             self._thread = None
             if jax.process_count() > 1:
                 multihost_utils.sync_global_devices("podling checkpoint is complete")
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        failed, self._error = self._error, None
+        if failed is not None:
+            self._give_up(failed[0])
+            raise self._failure(*failed) from failed[1]
 
     def close(self) -> None:
         """Wait for the pending save and release Orbax's threads.
@@ -183,29 +190,25 @@ class Checkpoints:
     def _commit(self, step: int, partial: Path, record: dict[str, Any]) -> None:
         """Runs in its own thread: wait for Orbax, seal the step, make it visible, drop what is no longer kept."""
         try:
-            with self._explained(partial):
-                self._orbax.wait_until_finished()
-                if jax.process_index() == 0:
-                    manifest.seal(partial, record)
-                    self._folders.publish(partial, step)
-        except BaseException as error:  # handed to the main thread by wait()
-            self._error = error
+            self._orbax.wait_until_finished()
+            if jax.process_index() == 0:
+                manifest.seal(partial, record)
+                self._folders.publish(partial, step)
+        except Exception as error:  # handed to the main thread by wait()
+            self._error = partial, error
 
-    @contextlib.contextmanager
-    def _explained(self, path: Path) -> Iterator[None]:
-        """Turn a failed write into a RunError that names the path and what is still good, and clean up."""
-        try:
-            yield
-        except Exception as error:
-            if path.name.endswith(PARTIAL):
-                shutil.rmtree(path, ignore_errors=True)
-            last = self.latest()
-            safe = "no checkpoint was saved before" if last is None else f"the checkpoint of step {last} is intact"
-            raise RunError(
-                Problem(
-                    str(path), f"could not be written: {_cause(error)}", f"{safe}; repair this and run the same command"
-                )
-            ) from error
+    def _give_up(self, partial: Path) -> None:
+        """After a failed save: an Orbax that failed once repeats its old errors, so a fresh one takes its place."""
+        with contextlib.suppress(Exception):
+            self._orbax.close()
+        self._orbax = _orbax()
+        shutil.rmtree(partial, ignore_errors=True)
+
+    def _failure(self, path: Path, error: Exception) -> RunError:
+        last = self.latest()
+        safe = "no checkpoint was saved before" if last is None else f"the checkpoint of step {last} is intact"
+        what = f"could not be written: {_cause(error)}"
+        return RunError(Problem(str(path), what, f"{safe}; repair this and run the same command"))
 
 
 def state_bytes(like: Any) -> int:
@@ -221,12 +224,8 @@ def hash_state(state: Any) -> str:
     return manifest.hash_leaves(state)
 
 
-def _surfaces_as_exception(record: logging.LogRecord) -> bool:
-    return record.exc_info is not None and "orbax" in record.pathname
-
-
-# Orbax's threads print their tracebacks (three, for a full disk); each also reaches `wait`, which says it in words.
-logging.getLogger("absl").addFilter(lambda record: not _surfaces_as_exception(record))
+def _orbax() -> ocp.AsyncCheckpointer:
+    return ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
 
 
 def _cause(error: BaseException) -> str:
