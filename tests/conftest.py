@@ -1,6 +1,7 @@
 """Every test runs on the CPU, as eight devices, and may not lean on what JAX would forgive."""
 
 import os
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -28,6 +29,19 @@ def root() -> Path:
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prepared data of one test is no other test's, nor the developer's."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(scope="module")
+def quick_compile() -> Iterator[None]:
+    """For tests that compile much and compute little: XLA leaves out most optimisations and takes a third of the time.
+
+    Use it with `pytestmark = pytest.mark.usefixtures("quick_compile")`, so that it comes before other fixtures.
+    """
+    import jax
+
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

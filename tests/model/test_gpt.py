@@ -13,6 +13,8 @@ from podling.model.gpt import REMAT, forward, layer_keys, logits
 from podling.model.loss import cross_entropy
 from podling.model.spec import Params, init_params
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 CFG = ModelConfig(layers=3, heads=2, embed=12, mlp=20, context=10, vocab_size=37)
 TOKENS = np.random.default_rng(5).integers(0, CFG.vocab_size, (2, 9)).astype(np.int32)
 

@@ -9,6 +9,8 @@ from podling.model.attention import attention, causal_mask
 from podling.model.ops import dropout, einsum, layer_norm
 
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 def draw(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape)
 

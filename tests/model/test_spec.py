@@ -20,6 +20,8 @@ from podling.model.spec import (
 from podling.parallel.mesh import make_mesh
 from podling.presets import preset_config
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 CFG = ModelConfig(layers=2, heads=4, embed=64, mlp=256, context=32, vocab_size=300)
 
 
