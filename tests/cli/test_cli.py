@@ -2,10 +2,10 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -77,15 +77,14 @@ def test_bad_input_exits_2_without_traceback_and_without_heavy_imports(args: lis
 
 @pytest.mark.parametrize("args", [["train", "--help"], ["train", "--stepz", "5"]], ids=" ".join)
 def test_starts_in_half_a_second(args: list[str]) -> None:
-    """The best of several: the machine may be busy, the program may not be slow."""
+    """In processor time, which other work on the machine does not stretch; the best of several."""
     seconds = []
-    for _ in range(8):
-        began = time.perf_counter()
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         podling(*args)
-        seconds.append(time.perf_counter() - began)
-        if seconds[-1] < 0.5:
-            return
-    raise AssertionError(f"took {min(seconds):.2f} s at best")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(seconds) < 0.5, seconds
 
 
 def test_unknown_names_bring_the_nearest() -> None:
