@@ -1,0 +1,84 @@
+"""Which devices are taken, and what is said when they are not there."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from podling.errors import InputError
+from podling.parallel import device
+from podling.parallel.device import compute_dtype, peak_flops, select_devices
+
+
+@pytest.mark.parametrize(("asked", "extra"), [("tpu", "podling[tpu]"), ("gpu", "podling[cuda]")])
+def test_an_absent_device_is_an_error_with_its_install_command(asked, extra):
+    with pytest.raises(InputError) as error:
+        select_devices(asked)
+    text = str(error.value)
+    assert f"--device: {asked} was asked for, and JAX finds only cpu" in text
+    assert f"pip install '{extra}'" in text and "--device cpu" in text
+
+
+@pytest.mark.parametrize("asked", ["auto", "cpu"])
+def test_the_cpus_are_taken(asked):
+    assert select_devices(asked) == jax.devices() and len(jax.devices()) == 8
+
+
+@pytest.mark.parametrize(("pattern", "kind", "extra"), [("nvidia", "GPU", "cuda"), ("accel", "TPU", "tpu")])
+def test_an_accelerator_that_jax_cannot_use_is_never_passed_over(monkeypatch, pattern, kind, extra):
+    monkeypatch.setattr(device.glob, "glob", lambda path: [f"/dev/{pattern}0"] if pattern in path else [])
+    monkeypatch.delenv("JAX_PLATFORMS")
+    with pytest.raises(InputError) as error:
+        select_devices("auto")
+    assert f"this machine has a {kind} that JAX cannot use" in str(error.value)
+    assert f"podling[{extra}]" in str(error.value)
+    assert select_devices("cpu")  # said on purpose
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert select_devices("auto")  # this too
+
+
+def test_jax_that_does_not_start(monkeypatch):
+    def broken() -> str:
+        raise RuntimeError("Unable to initialize backend 'tpu'")
+
+    monkeypatch.setattr(device.jax, "default_backend", broken)
+    with pytest.raises(InputError, match="JAX could not start: Unable to initialize backend"):
+        select_devices("auto")
+
+
+def test_auto_precision_follows_the_platform():
+    assert compute_dtype("auto", "cpu") == jnp.float32
+    assert compute_dtype("auto", "tpu") == compute_dtype("auto", "gpu") == jnp.bfloat16
+    assert compute_dtype("bfloat16", "cpu") == jnp.bfloat16
+    assert compute_dtype("float32", "tpu") == jnp.float32
+
+
+class Chip:
+    platform = "tpu"
+
+    def __init__(self, kind: str):
+        self.device_kind = kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "peak"),
+    [("TPU v5 lite", 197e12), ("TPU v5p", 459e12), ("TPU v5", 459e12), ("NVIDIA H100 80GB HBM3", 989e12)],
+)
+def test_published_peaks_by_the_longest_name(kind, peak):
+    assert peak_flops([Chip(kind)], jnp.dtype("bfloat16")).flops_per_s == peak
+
+
+def test_an_unknown_peak_is_none_and_says_so():
+    unknown = peak_flops([Chip("TPU v99")], jnp.dtype("bfloat16"))
+    assert unknown.flops_per_s is None and "TPU v99" in unknown.source
+    assert peak_flops([Chip("TPU v5e")], jnp.dtype("float32")).flops_per_s is None
+
+
+def test_a_cpus_peak_is_measured_and_shared_by_its_devices(monkeypatch):
+    monkeypatch.setattr(device, "_measure_gemm", lambda chip: 80e9)
+    peak = peak_flops(jax.devices(), jnp.dtype("float32"))
+    assert peak.flops_per_s == 10e9 and "measured" in peak.source
+
+
+def test_the_measurement_is_of_a_matrix_product():
+    """Between a megaflop and ten petaflops a second: wide, and still false for a wrong unit or an unfinished product."""
+    assert 1e8 < device._measure_gemm(jax.devices()[0], size=256, repeats=2) < 1e14

@@ -1,0 +1,173 @@
+"""Training on any mesh of eight devices is training on one: same losses, same parameters, every leaf where it belongs."""
+
+import functools
+import itertools
+import math
+import re
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec
+
+from podling.config import Config, ModelConfig, OptimizerConfig, TrainConfig
+from podling.model.spec import Params
+from podling.parallel.mesh import MESH_AXES, batch_sharding, make_mesh
+from podling.train.step import DeviceBatch, TrainState, init_state, make_train_step
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+STEPS, ROWS = 3, 16
+CONFIG = Config(
+    model=ModelConfig(layers=2, heads=8, embed=16, mlp=24, context=8, vocab_size=100),
+    optimizer=OptimizerConfig(lr=1e-2, warmup_steps=1),
+    train=TrainConfig(steps=10, seed=1),
+)
+MESHES = [
+    ",".join(f"{axis}={size}" for axis, size in zip(MESH_AXES, sizes, strict=True))
+    for sizes in itertools.product((1, 2, 4, 8), repeat=3)
+    if math.prod(sizes) == 8
+]
+ACCUMULATING = [MESHES[0], "data=1,fsdp=8,tensor=1", "data=2,fsdp=2,tensor=2", "data=8,fsdp=1,tensor=1"]
+ONE = "data=1,fsdp=1,tensor=1"
+
+WHERE = {  # the layout as docs/design.md promises it, written out
+    "token_embed": ("tensor", "fsdp"),
+    "pos_embed": (None, "fsdp"),
+    "blocks.ln1_scale": (None, None),
+    "blocks.ln1_bias": (None, None),
+    "blocks.qkv_kernel": (None, None, "fsdp", "tensor"),
+    "blocks.qkv_bias": (None, None, "tensor"),
+    "blocks.out_kernel": (None, "tensor", "fsdp"),
+    "blocks.out_bias": (None, None),
+    "blocks.ln2_scale": (None, None),
+    "blocks.ln2_bias": (None, None),
+    "blocks.up_kernel": (None, "fsdp", "tensor"),
+    "blocks.up_bias": (None, "tensor"),
+    "blocks.down_kernel": (None, "tensor", "fsdp"),
+    "blocks.down_bias": (None, None),
+    "final_scale": (None,),
+    "final_bias": (None,),
+}
+
+
+class Run(NamedTuple):
+    """Three steps on one mesh."""
+
+    losses: list[float]
+    before: dict[str, str]  # types of the state's leaves
+    after: dict[str, str]
+    specs: dict[str, dict[str, PartitionSpec]]  # of parameters and both moments, at birth
+    born: dict[str, tuple[tuple[int, ...], set[tuple[int, ...]]]]  # shape of each parameter, and shapes of its pieces
+    params: dict[str, np.ndarray]
+    mu: dict[str, np.ndarray]
+
+
+def by_name(tree: Any) -> dict[str, Any]:
+    return {jax.tree_util.keystr(path).lstrip("."): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def types(state: TrainState) -> dict[str, str]:
+    return {name: str(jax.typeof(leaf)) for name, leaf in by_name(state).items()}
+
+
+def trees(state: TrainState) -> dict[str, Params]:
+    mu, nu = (optax.tree_utils.tree_get(state.opt_state, name) for name in ("mu", "nu"))
+    return {"params": state.params, "mu": mu, "nu": nu}
+
+
+def batch(step: int, micro_steps: int) -> DeviceBatch:
+    """Sixteen rows, a fifth of the targets not scored, cut into micro-batches."""
+    rng = np.random.default_rng(step)
+    tokens = rng.integers(0, CONFIG.model.vocab_size, (ROWS, CONFIG.model.context + 1)).astype(np.int32)
+    weights = (rng.random((ROWS, CONFIG.model.context)) < 0.8).astype(np.float32)
+    shape = (micro_steps, ROWS // micro_steps, CONFIG.model.context)
+    return DeviceBatch(tokens[:, :-1].reshape(shape), tokens[:, 1:].reshape(shape), weights.reshape(shape))
+
+
+@functools.cache
+def run(text: str, micro_steps: int = 1) -> Run:
+    mesh = make_mesh(text, jax.devices()[:1] if text == ONE else jax.devices())
+    with jax.set_mesh(mesh):
+        state = jax.jit(lambda: init_state(CONFIG))()
+        before = types(state)
+        specs = {kind: {n: leaf.sharding.spec for n, leaf in by_name(t).items()} for kind, t in trees(state).items()}
+        born = {
+            name: (leaf.shape, {piece.data.shape for piece in leaf.addressable_shards})
+            for name, leaf in by_name(state.params).items()
+        }
+        step = jax.jit(make_train_step(CONFIG, np.float32), donate_argnums=0)
+        losses = []
+        for index in range(STEPS):
+            put = jax.device_put(batch(index, micro_steps), batch_sharding(mesh, "micro", "batch", "sequence"))
+            state, metrics = step(state, put)
+            assert bool(metrics.finite)
+            losses.append(float(metrics.loss))
+        host = {kind: {n: np.asarray(leaf) for n, leaf in by_name(t).items()} for kind, t in trees(state).items()}
+        return Run(losses, before, types(state), specs, born, host["params"], host["mu"])
+
+
+def assert_same_training(got: Run, expected: Run) -> None:
+    np.testing.assert_allclose(got.losses, expected.losses, rtol=1e-5)
+    assert abs(got.losses[0] - got.losses[-1]) > 1e-3  # something was learned, so something was compared
+    for name, value in expected.params.items():
+        other, largest = got.params[name], np.abs(value).max()
+        if name == "blocks.qkv_bias":
+            # The key bias shifts all scores of a query alike: its gradient is zero but for rounding, which Adam
+            # turns into steps of full size. Judged by the gradient, of which the first moment is a mean.
+            value, other = value[:, [0, 2]], other[:, [0, 2]]
+            assert np.abs(got.mu[name][:, 1]).max() < 1e-5 * np.abs(got.mu[name]).max()
+        np.testing.assert_allclose(other, value, atol=2e-4 * largest, err_msg=name)
+
+
+def test_there_are_ten_meshes():
+    assert len(MESHES) == 10
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_a_mesh_trains_as_one_device_does(mesh):
+    assert_same_training(run(mesh), run(ONE))
+
+
+@pytest.mark.parametrize("mesh", ACCUMULATING)
+def test_a_mesh_accumulates_as_one_device_does_in_one_piece(mesh):
+    assert_same_training(run(mesh, 2), run(ONE))
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_a_step_leaves_every_type_and_sharding_as_it_was(mesh):
+    result = run(mesh)
+    assert result.before == result.after
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_parameters_and_moments_rest_where_the_rules_say(mesh):
+    sizes = {axis: int(size) for axis, size in re.findall(r"(\w+)=(\d)", mesh)}
+    for kind, specs in run(mesh).specs.items():
+        for name, spec in specs.items():
+            parts = tuple(spec) + (None,) * (len(WHERE[name]) - len(spec))
+            # An axis of one device says nothing.
+            got = tuple(axis if sizes.get(axis, 1) > 1 else None for axis in parts)
+            assert got == tuple(axis if sizes.get(axis, 1) > 1 else None for axis in WHERE[name]), (kind, name)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_every_leaf_is_born_in_pieces(mesh):
+    sizes = {axis: int(size) for axis, size in re.findall(r"(\w+)=(\d)", mesh)}
+    for name, (shape, pieces) in run(mesh).born.items():
+        expected = tuple(size // sizes.get(axis, 1) for size, axis in zip(shape, WHERE[name], strict=True))
+        assert pieces == {expected}, name
+
+
+def test_no_device_makes_more_than_its_piece():
+    """In the program that initialises, the shapes of whole sharded leaves do not occur."""
+    with jax.set_mesh(make_mesh("data=2,fsdp=2,tensor=2")):
+        text = jax.jit(lambda: init_state(CONFIG)).lower().compile().as_text()
+    made = set(re.findall(r"\b[fsu]32\[([\d,]+)\]", text))
+    whole = {name: ",".join(map(str, shape)) for name, (shape, _) in run("data=2,fsdp=2,tensor=2").born.items()}
+    sharded = {name for name, axes in WHERE.items() if any(axes)}
+    assert len(sharded) == 8
+    assert not {name for name in sharded if whole[name] in made}
+    assert whole["final_scale"] in made  # the search finds what is there
