@@ -11,6 +11,7 @@ from podling.model.ops import dropout, einsum, layer_norm
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
+
 def draw(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape)
 

@@ -60,9 +60,10 @@ def select_devices(asked: str) -> list[Any]:
 
 
 def _install_hint(kind: str) -> str:
-    extra = {"tpu": "tpu", "gpu": "cuda"}.get(kind)
-    install = f"pip install 'podling[{extra}]', " if extra else ""
-    return f"{install}or say --device cpu to train on the CPU"
+    if kind == "cpu":
+        return "start Python with JAX_PLATFORMS=cpu"
+    extra = {"tpu": "tpu", "gpu": "cuda"}[kind]
+    return f"pip install 'podling[{extra}]', or say --device cpu to train on the CPU"
 
 
 def _unused_accelerator() -> str | None:

@@ -1,10 +1,12 @@
 """How one optimizer step's tokens are cut: rows, micro-batches, accumulation."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from podling.config import Config, ModelConfig
-from podling.errors import InputError, Problem
+from podling.errors import Problem, raise_if
 
 
 @dataclass(frozen=True)
@@ -37,18 +39,8 @@ def plan_batch(config: Config, data_parallel: int, itemsize: int, device_bytes: 
     Raises:
         InputError: rows, or the micro-batch that was asked for, do not divide as they must.
     """
-    context, rows = config.model.context, config.train.batch_tokens // config.model.context
-    if rows % data_parallel:
-        raise InputError(
-            Problem("--batch-tokens", f"{rows} rows of {context} tokens do not divide over {data_parallel} devices",
-                    f"use a multiple of {data_parallel * context}")
-        )  # fmt: skip
-    micro = config.train.micro_batch
-    if micro and micro % data_parallel:
-        raise InputError(
-            Problem("--train.micro-batch", f"{micro} rows do not divide over {data_parallel} devices",
-                    f"use a multiple of {data_parallel} that divides {rows}")
-        )  # fmt: skip
+    raise_if(batch_problems(config, data_parallel))
+    context, rows, micro = config.model.context, _rows(config), config.train.micro_batch
     if not micro:
         # What parameters, moments and gradients leave, less a quarter for everything this estimate does not see.
         state_bytes = 16 * _weights(config.model)
@@ -56,6 +48,25 @@ def plan_batch(config: Config, data_parallel: int, itemsize: int, device_bytes: 
         sizes = [size for size in range(data_parallel, rows + 1, data_parallel) if rows % size == 0]
         micro = max(size for size in sizes if size <= max(fits, data_parallel))
     return BatchPlan(context=context, rows=rows, micro_batch=micro, micro_steps=rows // micro)
+
+
+def batch_problems(config: Config, data_parallel: int) -> list[Problem]:
+    """What does not divide: tokens into rows, rows over devices and into micro-batches, those over devices."""
+    context, rows, micro = config.model.context, _rows(config), config.train.micro_batch
+    problems: list[Problem] = []
+    if config.train.batch_tokens % context or rows % data_parallel:
+        what = f"{config.train.batch_tokens} tokens are not whole rows of {context} over {data_parallel} devices"
+        problems.append(Problem("--batch-tokens", what, f"use a multiple of {data_parallel * context}"))
+    if micro and (micro % data_parallel or rows % micro):
+        what = f"{micro} rows at a time do not divide {rows} rows over {data_parallel} devices"
+        problems.append(
+            Problem("--train.micro-batch", what, f"use a multiple of {data_parallel} that divides {rows}; 0 finds one")
+        )
+    return problems
+
+
+def _rows(config: Config) -> int:
+    return config.train.batch_tokens // config.model.context
 
 
 def row_bytes(config: Config, itemsize: int) -> int:
@@ -70,12 +81,12 @@ def row_bytes(config: Config, itemsize: int) -> int:
     return model.layers * kept + layer + logits
 
 
-def device_memory_bytes(device: object) -> int:
-    """Memory of one device: what its runtime reports, or for a CPU half of what the machine has."""
-    stats = getattr(device, "memory_stats", lambda: None)()
+def device_memory_bytes(devices: Sequence[Any]) -> int:
+    """Memory of each device: what its runtime reports, or for CPUs an equal share of half of what the machine has."""
+    stats = devices[0].memory_stats()
     if stats and "bytes_limit" in stats:
         return int(stats["bytes_limit"])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (2 * len(devices))
 
 
 def _weights(model: ModelConfig) -> int:

@@ -50,7 +50,7 @@ class EvalResult:
 
 
 class Evaluator:
-    """Scores the same windows every time; compiled once, its batches already on the devices."""
+    """Scores the same windows every time, with one compiled program."""
 
     def __init__(self, cfg: ModelConfig, windows: EvalWindows, mesh: Mesh, *, rows: int, dtype: Any, loss_chunk: int):
         """Args: `rows` is how many windows are scored at a time, over all devices."""
@@ -74,7 +74,7 @@ class Evaluator:
             for start in range(0, len(windows.inputs), rows)
         ]
         nll_sum = float(np.sum(jax.device_get(sums), dtype=np.float64))
-        return EvalResult(nll_sum=nll_sum, tokens=int(windows.weights.sum()), bytes=windows.bytes)
+        return EvalResult(nll_sum=nll_sum, tokens=np.count_nonzero(windows.weights), bytes=windows.bytes)
 
     def _put(self, rows: np.ndarray) -> jax.Array:
         missing = self._rows - len(rows)

@@ -16,7 +16,7 @@ import jax
 
 from podling.config import Config
 from podling.data.batches import Batch
-from podling.errors import Interrupted, Problem, RunError
+from podling.errors import InputError, Interrupted, Problem, RunError
 from podling.train.baselines import baselines
 from podling.train.checkpoint import Checkpoints, state_bytes
 from podling.train.environment import environment_changes
@@ -61,11 +61,15 @@ def train(config: Config, reporter: Reporter) -> dict[str, Any]:
             return folder.summary
         prepared.tokenizer.save(folder.paths.tokenizer)
         # A session that carries on finds the programs of the one before.
-        jax.config.update("jax_compilation_cache_dir", str(folder.path / "compile_cache"))
+        jax.config.update("jax_compilation_cache_dir", str(folder.paths.compile_cache))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-        session = Session.open(config, prepared, reporter)
-        with jax.set_mesh(session.mesh), Run(session, folder, reporter, began_s) as run:
-            return run.to_the_end()
+        try:
+            session = Session.open(config, prepared, reporter)
+            with jax.set_mesh(session.mesh), Run(session, folder, reporter, began_s) as run:
+                return run.to_the_end()
+        except InputError:
+            folder.withdraw()
+            raise
 
 
 @dataclass
@@ -114,6 +118,7 @@ class Run:
                 result = self.evaluation(state, self.total_steps)
                 self.save(state, self.total_steps)
                 self.checkpoints.wait()
+                self.answer_signal(self.total_steps)
         figures = {
             **result.record(),
             **dataclasses.asdict(baseline),
@@ -152,7 +157,7 @@ class Run:
                 save = not at_end and _due(done, self.config.run.checkpoint_every)
                 if evaluate or save or at_end or self.stop.signal_number is not None:
                     self.settle()
-                    state = self.between_steps(state, done, evaluate=evaluate, save=save)
+                    self.between_steps(state, done, evaluate=evaluate, save=save)
                     self.meter.resume()
                 if not at_end:
                     state = self.step(state, done, batches)
@@ -214,6 +219,7 @@ class Run:
         """End the run: the state is still good, and the same batch would fail again."""
         documents = self.session.batches.documents(step - 1)
         shown = ", ".join(documents[:8]) + (f" and {len(documents) - 8} more" if len(documents) > 8 else "")
+        self.checkpoints.wait()  # one may be on its way
         last = self.checkpoints.latest()
         kept = f"the checkpoint of step {last} is good" if last is not None else "no checkpoint was due before it"
         raise RunError(
@@ -224,7 +230,7 @@ class Run:
             )
         )
 
-    def between_steps(self, state: TrainState, done: int, *, evaluate: bool, save: bool) -> TrainState:
+    def between_steps(self, state: TrainState, done: int, *, evaluate: bool, save: bool) -> None:
         """What is due after `done` steps, and the answer to a signal."""
         number = self.stop.signal_number
         if evaluate and number is None:
@@ -234,6 +240,16 @@ class Run:
         if number is not None:
             with self.reporter.status("saving before stopping", 5):
                 self.checkpoints.wait()
+            self.answer_signal(done)
+
+    def answer_signal(self, done: int) -> None:
+        """Stop, if a signal asked for it; the state after `done` steps is saved.
+
+        Raises:
+            Interrupted: with what to type to go on.
+        """
+        number = self.stop.signal_number
+        if number is not None:
             raise Interrupted(
                 Problem(
                     f"step {done}",
@@ -242,7 +258,6 @@ class Run:
                 ),
                 number,
             )
-        return state
 
     def evaluation(self, state: TrainState, done: int) -> EvalResult:
         """Score the held-out windows after `done` steps, once."""

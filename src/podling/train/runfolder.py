@@ -70,6 +70,11 @@ class RunPaths:
         return self.path / "export"
 
     @property
+    def compile_cache(self) -> Path:
+        """Compiled programs, for the next session."""
+        return self.path / "compile_cache"
+
+    @property
     def tensorboard(self) -> Path:
         """TensorBoard event files."""
         return self.path / "tensorboard"
@@ -138,6 +143,15 @@ class RunFolder:
         """Write the summary: from now on the same command prints it and does nothing else."""
         atomic_write(self.paths.summary, _json(summary))
 
+    def withdraw(self) -> None:
+        """Undo `open` for a new run that could not begin, so that the corrected command may use the same folder."""
+        if not self.is_new or self.paths.metrics.exists():
+            return
+        for path in (self.paths.config, self.paths.facts, self.paths.tokenizer):
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not there, or not empty
+            self.paths.checkpoints.rmdir()
+
     def close(self) -> None:
         """Let others write to the folder."""
         if self._lock >= 0:
@@ -182,8 +196,9 @@ def _make_folder(paths: RunPaths) -> None:
         raise RunError(
             Problem(f"--out {out}", f"cannot be created: {error.strerror}", "choose another --out")
         ) from error
-    # A session killed while it created the run leaves the first two, perhaps with a temporary file of the writer.
-    foreign = [n for n in inside if n not in (paths.lock.name, paths.facts.name) and not n.startswith(".")]
+    # What a session leaves that was killed or refused while it created the run; the writer's temporary files are dots.
+    own = (paths.lock.name, paths.facts.name, paths.compile_cache.name)
+    foreign = [name for name in inside if name not in own and not name.startswith(".")]
     if foreign and not paths.config.exists():
         some = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
         raise InputError(Problem(f"--out {out}", f"is not a run and not empty ({some})", "choose a new folder"))

@@ -6,7 +6,9 @@ from podling.config import OptimizerConfig
 
 
 def learning_rate(cfg: OptimizerConfig, steps: int) -> optax.Schedule:
-    """Linear warm-up from zero to the peak, then a decay to `lr_floor` times the peak at the last step.
+    """Linear warm-up to the peak, then a decay that reaches `lr_floor` times the peak when the last step is done.
+
+    The n-th of W warm-up updates uses n/W of the peak, so that none is made at zero.
 
     cosine: half a cosine (Loshchilov & Hutter 2017, equation 5). linear: a straight line. wsd: constant, then a
     straight line over the last `decay_fraction` of the steps (Hu et al. 2024, section 4).
@@ -24,6 +26,6 @@ def learning_rate(cfg: OptimizerConfig, steps: int) -> optax.Schedule:
         case "linear":
             decay = optax.linear_schedule(cfg.lr, floor, after)
         case "wsd":
-            decay_steps = max(round(steps * cfg.decay_fraction), 1)
-            decay = optax.linear_schedule(cfg.lr, floor, decay_steps, transition_begin=max(after - decay_steps, 0))
+            decay_steps = min(max(round(steps * cfg.decay_fraction), 1), after)
+            decay = optax.linear_schedule(cfg.lr, floor, decay_steps, transition_begin=after - decay_steps)
     return optax.join_schedules([warmup, decay], [cfg.warmup_steps]) if cfg.warmup_steps else decay

@@ -12,9 +12,10 @@ from podling.data.batches import Batch, Batches, heldout_windows
 from podling.data.prepare import prepare
 from podling.data.shards import Prepared
 from podling.errors import InputError, Problem, raise_if
+from podling.model.spec import padded_vocab
 from podling.parallel.device import Peak, compute_dtype, peak_flops, select_devices
 from podling.parallel.mesh import batch_sharding, data_parallel, make_mesh
-from podling.train.batch_plan import BatchPlan, device_memory_bytes, plan_batch
+from podling.train.batch_plan import BatchPlan, batch_problems, device_memory_bytes, plan_batch
 from podling.train.evaluate import Evaluator
 from podling.train.progress import Reporter
 from podling.train.retrace import TraceCounter
@@ -73,13 +74,18 @@ class Session:
         devices = select_devices(config.run.device)
         mesh = make_mesh(config.run.mesh, devices)
         dtype = compute_dtype(config.train.dtype, devices[0].platform)
-        plan = plan_batch(config, data_parallel(mesh), dtype.itemsize, device_memory_bytes(devices[0]))
-        raise_if(shard_problems(config, mesh))
+        raise_if(shard_problems(config, mesh) + batch_problems(config, data_parallel(mesh)))
+        plan = plan_batch(config, data_parallel(mesh), dtype.itemsize, device_memory_bytes(devices))
         peak = peak_flops(devices, dtype)
         shape = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1) or "one device"
         reporter.say(f"device: {len(devices)} x {devices[0].device_kind} ({shape}), {dtype.name}")
         reporter.say(f"batch: {plan}")
         context = config.model.context
+        batches = Batches(
+            prepared, context=context, rows=plan.micro_batch, micro_steps=plan.micro_steps, seed=config.train.seed
+        )
+        if batches.note:
+            reporter.say(f"data: {batches.note}")
         windows = heldout_windows(prepared, context, config.train.eval_tokens)
         counter = TraceCounter(make_train_step(config, dtype))
         return cls(
@@ -89,9 +95,7 @@ class Session:
             plan=plan,
             dtype=dtype,
             peak=peak,
-            batches=Batches(
-                prepared, context=context, rows=plan.micro_batch, micro_steps=plan.micro_steps, seed=config.train.seed
-            ),
+            batches=batches,
             evaluate=Evaluator(
                 config.model, windows, mesh, rows=plan.micro_batch, dtype=dtype, loss_chunk=config.train.loss_chunk
             ),
@@ -132,6 +136,7 @@ def shard_problems(config: Config, mesh: Mesh) -> list[Problem]:
         ("--model.heads", model.heads, "tensor"),
         ("--model.mlp", model.mlp, "tensor"),
         ("--model.embed", model.embed, "fsdp"),
+        ("the vocabulary, padded to a multiple of 128,", padded_vocab(model), "tensor"),
     ]
     return [
         Problem(flag, f"{size} does not divide over {axis}={sizes[axis]}", f"choose another {axis} in --mesh")
