@@ -36,7 +36,7 @@ class Counted:
         return f"document {place // 1000}"
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     tokens=st.integers(9, 400),
     rows=st.integers(1, 5),

@@ -175,6 +175,13 @@ def test_a_bad_jsonl_line_is_told_with_its_number(tmp_path, line, message):
         read(tmp_path / "a.jsonl")
 
 
+def test_an_endless_jsonl_line_is_not_read_into_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "LONGEST_LINE", 1000)
+    (tmp_path / "a.jsonl").write_text('{"text": "ok"}\n[' + '{"text": "x"},' * 100)
+    with pytest.raises(InputError, match=r"a\.jsonl:2: is a line of over 1,000 bytes"):
+        read(tmp_path / "a.jsonl")
+
+
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 def test_a_damaged_archive_is_no_end_of_text(tmp_path, suffix):
     data = compress(suffix, "".join(f"line {i}\n" for i in range(50_000)).encode())

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from podling.data.prepare import PrepareEvent, prepare
 from podling.data.readers import Chunk
 from podling.data.scan import Scan, choose_split
 from podling.data.shards import Prepared
-from podling.errors import InputError
+from podling.errors import InputError, RunError
 
 
 def documents(prepared, split):
@@ -209,6 +210,41 @@ def test_what_was_left_out_is_said(tmp_path, text_of):
     assert "reading stopped at --limit 5kB" in summary and "5.0 kB of text" in summary
 
 
+def test_text_that_a_tokenizer_drops_or_does_not_know_is_counted(tmp_path):
+    """A byte-level vocabulary trained without the whole alphabet drops bytes without a word."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    (tmp_path / "a.txt").write_text("abc abd zz\n" * 50)
+    backend = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate("abcdĠĊ")}, merges=[]))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(False), decoders.ByteLevel()
+    backend.add_special_tokens(["</s>"])
+    backend.save(str(tmp_path / "partial.json"))
+    config = DataConfig(paths=(str(tmp_path / "a.txt"),), tokenizer=str(tmp_path / "partial.json"))
+    assert "100 bytes of the text were dropped or changed by partial.json" in Prepared.open(prepare(config)).summary()
+
+    backend = Tokenizer(models.WordLevel({"abc": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.add_special_tokens(["</s>"])
+    backend.save(str(tmp_path / "words.json"))
+    config = DataConfig(paths=(str(tmp_path / "a.txt"),), tokenizer=str(tmp_path / "words.json"))
+    assert "100 tokens are unknown: words.json cannot write all" in Prepared.open(prepare(config)).summary()
+
+
+def test_a_file_size_limit_stops_it_and_the_next_attempt_goes_on(tmp_path, text_file):
+    config = DataConfig(paths=(str(text_file),), tokenizer="bytes")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+    try:
+        with pytest.raises(RunError, match="file-size limit"):
+            prepare(config, tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert not (tmp_path / "out").exists()
+    assert shard_hashes(prepare(config, tmp_path / "out")) == shard_hashes(prepare(config))
+
+
 def test_python_is_recognised(tmp_path):
     (tmp_path / "a.py").write_text("import os\n" * 400)
     (tmp_path / "b.txt").write_text("x\n")
@@ -291,7 +327,7 @@ def test_leftovers_of_other_data_are_not_continued(tmp_path, text_file):
     partial.mkdir()
     (partial / "key").write_text("another")
     (partial / "segment-00000.json").write_text(
-        '{"batches": 1, "unknown": 0, "shards": {"train": null, "heldout": null}}'
+        '{"batches": 1, "unknown": 0, "changed_bytes": 0, "shards": {"train": null, "heldout": null}}'
     )
     out = prepare(config, tmp_path / "out")
     assert shard_hashes(out) == shard_hashes(prepare(config))

@@ -195,6 +195,11 @@ def test_where_text_may_be_cut_is_only_claimed_where_it_is_known(tmp_path):
     assert family(lambda backend: backend.add_tokens([AddedToken("a b", normalized=False)])) == "never"
 
 
+def test_a_byte_vocabulary_has_no_unknown_whatever_its_file_says(tmp_path):
+    """Files of GPT-2 name end-of-text as their unknown token: counting it would count nothing real."""
+    assert Tokenizer.load(save(tmp_path, byte_level(eot=EOT, unk_token=EOT))).unk_id is None
+
+
 def test_words_that_a_vocabulary_lacks_are_known_as_such(tmp_path):
     backend = Backend(models.WordLevel({"[UNK]": 0, "hello": 1}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -46,7 +46,8 @@ def encode_segments(
     A segment is finished when its segment-NNNNN.json exists; until then its files are written anew.
 
     Returns:
-        splits (for the manifest), forced_cuts and unknown (tokens).
+        splits (for the manifest), forced_cuts, unknown (tokens), and changed_bytes: by how much the bytes that the
+        tokens stand for differ from the text's, which a vocabulary without all bytes or with a normalizer can cause.
 
     Raises:
         InputError: a split would be empty, or the text cannot be tokenized.
@@ -149,7 +150,9 @@ def _write_segment(
     from podling.data.shards import SPLITS, ShardWriter
 
     writers = [ShardWriter(folder, f"{name}-{number:05}", tokenizer.vocab_size, tokenizer.eot_id) for name in SPLITS]
-    batches = unknown = 0
+    bytes_of = tokenizer.token_bytes()
+    lengths = None if bytes_of is None else np.array(bytes_of, np.int64)
+    batches = unknown = changed = 0
     try:
         for batch, ids in encoded:
             batches += 1
@@ -159,16 +162,20 @@ def _write_segment(
                     for part, array in zip(batch, ids, strict=True)
                     if part.split == split
                 )
+            tokens = np.concatenate(ids)
+            text_bytes = sum(part.text_bytes for part in batch)
             if tokenizer.unk_id is not None:
-                unknown += sum(int(np.count_nonzero(array == tokenizer.unk_id)) for array in ids)
-            meter.add(sum(part.text_bytes for part in batch), sum(array.size for array in ids))
+                unknown += int(np.count_nonzero(tokens == tokenizer.unk_id))
+            if lengths is not None:
+                changed += abs(text_bytes - int(lengths[tokens].sum()))
+            meter.add(text_bytes, tokens.size)
             if sum(writer.text_bytes for writer in writers) >= SEGMENT_BYTES:
                 break
         shards = {name: writer.finish() for name, writer in zip(SPLITS, writers, strict=True)}
     finally:
         for writer in writers:
             writer.abandon()
-    return {"batches": batches, "unknown": unknown, "shards": shards} if batches else None
+    return {"batches": batches, "unknown": unknown, "changed_bytes": changed, "shards": shards} if batches else None
 
 
 def _totals(segments: list[dict[str, Any]]) -> dict[str, Any]:
@@ -181,4 +188,5 @@ def _totals(segments: list[dict[str, Any]]) -> dict[str, Any]:
             "documents": sum(shard["ended"] for shard in shards),
             "shards": shards,
         }
-    return {"splits": splits, "unknown": sum(segment["unknown"] for segment in segments)}
+    counted = {name: sum(segment[name] for segment in segments) for name in ("unknown", "changed_bytes")}
+    return {"splits": splits, **counted}

@@ -79,4 +79,6 @@ def _notes(
         notes.append(f"{totals['forced_cuts']:,} runs of over a million characters without a word boundary were cut")
     if totals["unknown"]:
         notes.append(f"{totals['unknown']:,} tokens are unknown: {tokenizer.name} cannot write all of this text")
+    if totals["changed_bytes"]:
+        notes.append(f"{totals['changed_bytes']:,} bytes of the text were dropped or changed by {tokenizer.name}")
     return notes

@@ -7,7 +7,6 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -16,15 +15,15 @@ from podling.data.encode import encode_segments
 from podling.data.events import Meter, PrepareEvent, Progress
 from podling.data.key import data_key
 from podling.data.manifest import SETTINGS, make_manifest
-from podling.data.readers import ReadCounts, read_chunks
 from podling.data.scan import Scan, Split, choose_split, scan
-from podling.data.sources import Source, Sources, find_sources, is_prepared
+from podling.data.sources import Sources, find_sources, is_prepared
+from podling.data.spool import spool_hub
 from podling.data.tokenizer import Tokenizer
 from podling.data.vocabulary import build_tokenizer, check_tokenizer
 from podling.errors import InputError, Problem, raise_if
-from podling.files import atomic_write, file_above, parse_bytes, read_json, sync_folder, writing
+from podling.files import atomic_write, file_above, read_json, sync_folder, writing
 
-__all__ = ["PrepareEvent", "cache_folder", "check_data", "prepare"]
+__all__ = ["PrepareEvent", "cache_folder", "check_data", "is_prepared", "prepare"]
 
 
 def prepare(config: DataConfig, out: Path | None = None, progress: Progress | None = None) -> Path:
@@ -168,8 +167,9 @@ def _prepare_in(partial: Path, config: DataConfig, sources: Sources, key: str, p
             if path.name != "lock":
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         atomic_write(mark, key)
-    local = _spool_hub(partial, config, sources, progress)
+    local, replaced = spool_hub(partial, config, sources, progress)
     found = scan(local, config, progress)
+    found.counts.replaced += replaced
     split = choose_split(found, config.holdout)
     tokenizer = _tokenizer(partial, config, local, found, split, progress)
     meter = Meter("tokenizing", found.total_bytes, progress)
@@ -200,32 +200,3 @@ def _tokenizer(
     tokenizer.save(path)
     atomic_write(about, json.dumps({"name": tokenizer.name, "note": tokenizer.note}))
     return tokenizer
-
-
-def _spool_hub(partial: Path, config: DataConfig, sources: Sources, progress: Progress | None) -> Sources:
-    """Fetch hub datasets once into local files, since the text is read several times and a stream may not be."""
-    left = parse_bytes(config.limit, "--limit") if config.limit else None
-    local = Sources(skipped=sources.skipped)
-    for number, source in enumerate(sources):
-        if source.kind != "hub":
-            local.append(source)
-            continue
-        path = partial / f"hub-{number}.jsonl"
-        if not path.exists():
-            _fetch(source, path, config, left, Meter(f"fetching {source.name}", left, progress))
-        local.append(replace(source, kind="jsonl", path=path, size_bytes=path.stat().st_size))
-    return local
-
-
-def _fetch(source: Source, path: Path, config: DataConfig, left: int | None, meter: Meter) -> None:
-    temporary = path.with_suffix(".tmp")
-    with writing(path), open(temporary, "w", encoding="utf-8") as file:
-        for chunk in read_chunks(source, 0, config, ReadCounts()):
-            file.write(json.dumps({config.text_field: chunk.text}, ensure_ascii=False) + "\n")
-            meter.add(len(chunk.text.encode()))
-            if left is not None and meter.done_bytes >= left:
-                break
-        file.flush()
-        os.fsync(file.fileno())
-        os.rename(temporary, path)
-    meter.finish()

@@ -15,6 +15,8 @@ from podling.errors import InputError, Problem
 
 EOT = "<|endoftext|>"
 READ_BYTES = 1 << 18
+LONGEST_LINE = 1 << 30
+"""A .jsonl line is held in memory whole; a longer one is most likely no .jsonl."""
 _EOT_LINE = re.compile(r"(?m)^<\|endoftext\|>[ \t]*\r?(?:\n|\Z)")
 _LONGEST_EOT_LINE = len(EOT) + 16
 
@@ -70,7 +72,7 @@ def read_chunks(source: Source, number: int, config: DataConfig, counts: ReadCou
 
 def _texts(source: Source, config: DataConfig, counts: ReadCounts) -> Iterator[tuple[str, bool]]:
     if source.kind == "hub":
-        return _hub_rows(source, config, counts)
+        return ((text, True) for text in hub_texts(source, config, counts))
     assert source.path is not None
     if source.kind == "parquet":
         return _parquet_rows(source, config, counts)
@@ -166,8 +168,11 @@ def _jsonl_lines(
     source: Source, stream: IO[bytes], config: DataConfig, counts: ReadCounts
 ) -> Iterator[tuple[str, bool]]:
     offset = 0
-    for number, line in enumerate(stream, 1):
+    for number, line in enumerate(iter(lambda: stream.readline(LONGEST_LINE), b""), 1):
         where = f"{source.name}:{number}"
+        if len(line) == LONGEST_LINE:
+            what = f"is a line of over {LONGEST_LINE:,} bytes: each line must be one JSON object"
+            raise InputError(Problem(where, what, "convert an array of objects with jq -c '.[]'"))
         text, _ = _decode(source, line, offset, True, config, counts, where)
         offset += len(line)
         text = text.removeprefix("\ufeff") if number == 1 else text
@@ -195,7 +200,7 @@ def _parquet_rows(source: Source, config: DataConfig, counts: ReadCounts) -> Ite
             if config.text_field not in file.schema_arrow.names:
                 raise _missing(source.name, "column", config, file.schema_arrow.names)
             row = 0
-            for batch in file.iter_batches(batch_size=256, columns=[config.text_field]):
+            for batch in file.iter_batches(batch_size=64, columns=[config.text_field]):
                 for value in batch.column(0):
                     where = f"{source.name} row {row}"
                     yield _field(source, where, {config.text_field: value.as_py()}, config, counts), True
@@ -204,14 +209,19 @@ def _parquet_rows(source: Source, config: DataConfig, counts: ReadCounts) -> Ite
         raise InputError(Problem(source.name, f"is not sound parquet: {error}")) from error
 
 
-def _hub_rows(source: Source, config: DataConfig, counts: ReadCounts) -> Iterator[tuple[str, bool]]:
+def hub_texts(source: Source, config: DataConfig, counts: ReadCounts) -> Iterator[str]:
+    """The text of every row of a hub dataset, the empty ones too, streamed.
+
+    Raises:
+        InputError: the dataset cannot be found or read, or a row has no text.
+    """
     import datasets  # pyright: ignore[reportMissingImports] - an extra
 
     path, name, split = hub_parts(source.name)
     try:
         rows = datasets.load_dataset(path, name, split=split, streaming=True)
         for number, row in enumerate(rows):
-            yield _field(source, f"{source.name} row {number}", row, config, counts), True
+            yield _field(source, f"{source.name} row {number}", row, config, counts)
     except InputError:
         raise
     except Exception as error:  # the library raises many kinds; all of them mean that the dataset cannot be read

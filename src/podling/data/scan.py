@@ -67,7 +67,8 @@ def scan(sources: Sources, config: DataConfig, progress: Progress | None) -> Sca
         InputError: with the first problem of every source, up to MOST_PROBLEMS of them; or there is no text at all.
     """
     found = Scan(source_bytes=[0] * len(sources))
-    meter = Meter("reading", None, progress)
+    plain = not config.limit and all(source.kind == "text" and not source.compression for source in sources)
+    meter = Meter("reading", sum(source.size_bytes for source in sources) if plain else None, progress)
     problems: list[Problem] = []
     hasher, size = hashlib.blake2b(digest_size=8), 0
     for chunk in iter_chunks(sources, config, found.counts, problems):

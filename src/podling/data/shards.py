@@ -1,7 +1,9 @@
 """Prepared data on disk: memory-mapped token shards, the tokenizer that made them, and a manifest with hashes."""
 
+import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
@@ -40,32 +42,31 @@ class ShardWriter:
             RunError: the disk is full.
         """
         arrays: list[np.ndarray] = []
-        end = np.array([self._eot_id], self._dtype)
+        end = np.array([self._eot_id], np.int64)
         for ids, source, index, ends, text_bytes in parts:
-            if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self._vocab_size:
-                bad = int(ids.max()) if int(ids.min()) >= 0 else int(ids.min())
-                what = f"token id {bad} is out of range: the vocabulary has {self._vocab_size}"
-                where = f"source {source}, document {index}"
-                raise InputError(Problem(where, what, "use the tokenizer's own vocabulary"))
             if not self._documents or self._documents[-1][1:] != (source, index):
                 self._documents.append((self.tokens, source, index))
-            arrays += [ids.astype(self._dtype), end] if ends else [ids.astype(self._dtype)]
+            arrays += [ids, end] if ends else [ids]
             self.tokens += ids.size + ends
             self.text_bytes += text_bytes
             self.ended += ends
-        if arrays:
-            path = self._folder / f"{self._name}.bin"
-            with writing(path):
-                if self._file is None:
-                    self._file = open(path, "wb")  # noqa: SIM115 - closed by finish
-                data = np.concatenate(arrays).tobytes()
-                self._hash.update(data)
-                self._file.write(data)
+        tokens = np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
+        if not tokens.size:
+            return
+        for bad in (int(tokens.min()), int(tokens.max())):
+            if not 0 <= bad < self._vocab_size:
+                what = f"token id {bad} is out of range: the vocabulary has {self._vocab_size}"
+                raise InputError(Problem(str(self._folder), what, "use the tokenizer's own vocabulary"))
+        path = self._folder / f"{self._name}.bin"
+        with writing(path):
+            if self._file is None:
+                self._file = open(path, "wb")  # noqa: SIM115 - closed by finish
+            data = tokens.astype(self._dtype).tobytes()
+            self._hash.update(data)
+            self._file.write(data)
 
     def finish(self) -> dict[str, Any] | None:
         """Sync the shard and describe it for the manifest; None when it is empty."""
-        import os
-
         if self._file is None:
             return None
         path = self._folder / f"{self._name}.docs.npy"
@@ -86,9 +87,10 @@ class ShardWriter:
         }
 
     def abandon(self) -> None:
-        """Close without finishing."""
+        """Close without finishing; closing may try once more to write what could not be written."""
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):
+                self._file.close()
 
 
 def token_dtype(vocab_size: int) -> np.dtype:

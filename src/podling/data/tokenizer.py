@@ -157,6 +157,8 @@ class Tokenizer:
         if model["type"] == "Unigram":
             return model.get("unk_id")
         name = model.get("unk_token")
+        if self._bytes is not None and {bytes([byte]) for byte in range(256)} <= set(self._bytes):
+            return None  # files name one all the same, even end-of-text, but every text can be written
         return self._backend.token_to_id(name) if name else None
 
     @cached_property
