@@ -31,7 +31,7 @@ from podling.train.progress.words import (
 )
 
 WIDEST = 100  # columns of the panels; lines that are longer are hard to read
-REFRESH_HZ = 4  # a refresh costs the training about 1 ms on the CPU
+REFRESH_HZ = 4  # a refresh takes half a millisecond of the CPU
 
 
 class LiveReporter:
