@@ -7,6 +7,7 @@ import subprocess
 import sys
 import types
 
+import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import masked_crc32c
@@ -44,7 +45,7 @@ def test_each_record_is_one_line_on_disk_at_once(run):
         log.write({"step": step, "loss": 1.5, "mfu": None, "note": "日本"})
         lines = run.paths.metrics.read_text().splitlines()
         assert len(lines) == step and json.loads(lines[-1]) == {"step": step, "loss": 1.5, "mfu": None, "note": "日本"}
-    log.write({"step": 3, "loss": float("nan"), "grad_norm": float("inf")})
+    log.write({"step": np.int64(3), "loss": float("nan"), "grad_norm": np.float32("inf")})
     assert json.loads(run.paths.metrics.read_text().splitlines()[-1]) == {"step": 3, "loss": None, "grad_norm": None}
     log.close()
 

@@ -52,7 +52,7 @@ class MetricsLog:
         """
         if (record.get("step"), *record) in self._recorded:
             return
-        record = {key: _finite(value) for key, value in record.items()}
+        record = {key: _plain(value) for key, value in record.items()}
         line = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
         with writing(self.path):
             self._file.write(line.encode())
@@ -169,7 +169,10 @@ def _start_wandb(run: RunPaths, config: Config) -> Any:
     )
 
 
-def _finite(value: Any) -> Any:
+def _plain(value: Any) -> Any:
+    """JSON has neither NumPy's scalars, which no run should end for, nor NaN."""
+    if hasattr(value, "item"):
+        value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
