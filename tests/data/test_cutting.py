@@ -1,5 +1,6 @@
 """Ids of text cut into pieces are exactly the ids of the whole."""
 
+import itertools
 import re
 
 import pytest
@@ -46,6 +47,24 @@ def test_every_safe_place_is_a_boundary_that_changes_nothing(family, text):
         for place in places:
             left, right = ([token for token, _ in pre.pre_tokenize_str(part)] for part in (text[:place], text[place:]))
             assert left + right == whole, (text[:place], text[place:])
+
+
+@pytest.mark.parametrize("family", ["gpt2", "words"])
+def test_every_pair_of_characters_is_cut_rightly(family):
+    """All pairs of the alphabet, bare and between others, since chance may not try the one that is wrong."""
+    wrong = []
+    for first, second in itertools.product(ALPHABET, repeat=2):
+        for before, after in [("", ""), ("x", "s"), ("'", "'"), (" ", " ")]:
+            text, place = before + first + second + after, len(before) + 1
+            if not cutting._SAFE[family].match(text, place):
+                continue
+            for pre in PRE_TOKENIZERS[family]:
+                whole, left, right = (
+                    [token for token, _ in pre.pre_tokenize_str(part)] for part in (text, text[:place], text[place:])
+                )
+                if left + right != whole:
+                    wrong.append(text)
+    assert not wrong
 
 
 @given(text=pieces_of_text, start=st.integers(0, 20), width=st.integers(1, 600))

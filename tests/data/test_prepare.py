@@ -77,6 +77,16 @@ def test_one_document_holds_out_its_tail_from_a_line_on(text_file):
     assert prepared.document_at("heldout", 0) == str(text_file)
 
 
+def test_ids_are_those_of_the_whole_text_at_once(tmp_path, text_of):
+    """The text is tokenized in pieces; the library, given each half of the split whole, must agree to the id."""
+    (tmp_path / "a.txt").write_text(text_of(400_000, 5))
+    prepared = Prepared.open(prepare(DataConfig(paths=(str(tmp_path),), vocab_size=340)))
+    for split in ("train", "heldout"):
+        (text,) = documents(prepared, split)
+        whole = prepared.tokenizer._backend.encode(text, add_special_tokens=False).ids
+        assert prepared.tokens(split)[:-1].tolist() == whole
+
+
 def test_few_documents_each_hold_out_their_tail(tmp_path, text_of):
     for name in "abc":
         (tmp_path / f"{name}.txt").write_text(text_of(20_000, ord(name)))
