@@ -13,7 +13,7 @@ from podling.generate.decode import Timing, Tokens, generate
 from podling.generate.settings import Settings
 from podling.generate.steps import decode
 from podling.model.gpt import forward, logits
-from podling.model.spec import Params, abstract_params, init_params
+from podling.model.spec import Params, abstract_params
 from podling.parallel.mesh import make_mesh
 
 CFG = ModelConfig(layers=2, heads=2, embed=16, mlp=32, context=24, vocab_size=37)
@@ -21,8 +21,8 @@ EOT = 0
 
 
 @pytest.fixture(scope="module")
-def params() -> Params:
-    return jax.tree.map(lambda x: 12 * x, init_params(CFG, key=jax.random.key(0)))  # far from uniform
+def params(draw_params) -> Params:
+    return draw_params(CFG, 0.25)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def greedy_reference(next_scores, prompt: list[int], max_tokens: int) -> tuple[l
     return new, "length"
 
 
-@pytest.mark.parametrize("tokens_per_call", [1, 5, 8])
+@pytest.mark.parametrize("tokens_per_call", [1, 8])
 def test_greedy_equals_the_uncached_model_for_every_row(params, next_scores, tokens_per_call):
     rng = np.random.default_rng(3)
     prompts = [rng.integers(1, CFG.vocab_size, n).tolist() for n in (1, 3, 8, 15, 24)]

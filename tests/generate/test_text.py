@@ -17,14 +17,13 @@ from podling.generate.settings import Settings
 from podling.generate.text import Generation, Piece, generate_text
 from podling.interop.hf import export_hf
 from podling.interop.importing import import_model
-from podling.model.spec import init_params
 
 CFG = ModelConfig(layers=1, heads=2, embed=16, mlp=32, context=64, vocab_size=257)
 
 
 @pytest.fixture(scope="module")
-def model() -> Model:
-    params = jax.tree.map(lambda x: 4 * x, init_params(CFG, key=jax.random.key(2)))
+def model(draw_params) -> Model:
+    params = draw_params(CFG, 0.08)
     return Model(params=params, config=Config(model=CFG), tokenizer=bytes_tokenizer(), step=0)
 
 
@@ -80,9 +79,9 @@ def test_the_context_is_a_stated_reason_and_a_longer_prompt_is_refused(model):
         next(generate_text(model, [], Settings()))
 
 
-def test_ids_that_the_tokenizer_lacks_are_never_drawn(model):
+def test_ids_that_the_tokenizer_lacks_are_never_drawn(draw_params):
     wide = ModelConfig(layers=1, heads=2, embed=16, mlp=32, context=64, vocab_size=300)
-    padded = Model(init_params(wide, key=jax.random.key(0)), Config(model=wide), bytes_tokenizer(), 0)
+    padded = Model(draw_params(wide, 0.02), Config(model=wide), bytes_tokenizer(), 0)
     _, last = run(padded, [""] * 8, Settings(max_tokens=40, temperature=5.0))
     assert sum(completion.tokens for completion in last.completions) > 200
 
@@ -149,8 +148,8 @@ def test_a_model_without_a_tokenizer_needs_one(model, tmp_path):
     assert made.tokenizer.fingerprint == model.tokenizer.fingerprint
 
 
-def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path):
+def test_a_tokenizer_larger_than_the_model_is_refused(draw_params, tmp_path):
     cfg = ModelConfig(layers=1, heads=1, embed=4, mlp=8, context=4, vocab_size=200)
-    export_hf(init_params(cfg, key=jax.random.key(0)), cfg, bytes_tokenizer(), tmp_path / "hf")
+    export_hf(draw_params(cfg, 0.02), cfg, bytes_tokenizer(), tmp_path / "hf")
     with pytest.raises(InputError, match="257 tokens, and the model's vocabulary is 200"):
         import_model(tmp_path / "hf", tmp_path / "run", None, print)

@@ -15,17 +15,21 @@ from podling.data.vocabulary import bytes_tokenizer
 from podling.errors import InputError, RunError
 from podling.interop import hf
 from podling.interop.hf import export_hf, import_hf
-from podling.model.spec import init_params
+from podling.model.spec import param_specs
 
 CFG = ModelConfig(layers=2, heads=2, embed=8, mlp=32, context=16, vocab_size=257, preset="gpt2")
 
 
 @pytest.fixture(scope="module")
 def params():
-    leaves, tree = jax.tree.flatten(init_params(CFG, key=jax.random.key(0)))
-    drawn = [x + 0.1 * np.random.default_rng(i).normal(size=x.shape).astype(np.float32) for i, x in enumerate(leaves)]
-    drawn[0] = np.where(np.arange(384)[:, None] < 257, drawn[0], 0)  # padding rows are zero
-    return tree.unflatten(drawn)
+    return draw(CFG)
+
+
+def draw(cfg: ModelConfig):
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: 0.2 * rng.standard_normal(leaf.shape, np.float32), param_specs(cfg))
+    params.token_embed[cfg.vocab_size :] = 0  # padding rows are zero
+    return params
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +222,7 @@ def test_a_failed_read_back_leaves_the_earlier_export(params, exported, monkeypa
 
 def test_unequal_mlp_width_survives(tmp_path):
     cfg = ModelConfig(layers=1, heads=2, embed=8, mlp=20, context=4, vocab_size=257, preset="gpt2")
-    params = init_params(cfg, key=jax.random.key(0))
+    params = draw(cfg)
     export_hf(params, cfg, bytes_tokenizer(), tmp_path / "hf")
     found = import_hf(tmp_path / "hf")
     assert found.config == cfg and same(found.params, params)
