@@ -9,12 +9,11 @@ import json
 import os
 import random
 import re
-import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +29,12 @@ from podling.train.step import init_state
 
 STEPS, CHECKPOINT_EVERY, EVAL_EVERY = 60, 6, 20
 PATIENCE_S = 120
+# Runs the command that follows with files limited to 1 MB.
+LIMITED = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, resource.RLIM_INFINITY))
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +72,10 @@ class Trainer:
         listed = [str(part) for pair in flags.items() for part in pair]
         return [sys.executable, "-m", "podling", "train", *listed, "--run.no-tensorboard", *more]
 
-    def start(self, out: Path, *more: str, **popen) -> subprocess.Popen:
+    def start(self, out: Path, *more: str, before: Sequence[str] = ()) -> subprocess.Popen:
         env = os.environ | {"JAX_NUM_CPU_DEVICES": "1", "XDG_CACHE_HOME": str(self.cache)}
-        return subprocess.Popen(
-            self.command(out, *more), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, **popen
-        )
+        command = [*before, *self.command(out, *more)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
 
     def to_the_end(self, out: Path, *more: str) -> str:
         process = self.start(out, *more)
@@ -214,8 +218,7 @@ def test_signals_save_damage_falls_back_and_limits_hurt_nothing(trainer, unbroke
     assert stopped >= 8 and stopped == last_step(out)
 
     # The file-size limit stops the next save: exit code 1, one sentence, and what was saved stays.
-    limit = (1_000_000, resource.RLIM_INFINITY)
-    process = trainer.start(out, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
+    process = trainer.start(out, before=[sys.executable, "-c", LIMITED])
     said, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1, said
     assert "File too large" in said and "Traceback" not in said
