@@ -8,7 +8,6 @@ import pytest
 from podling.model.attention import attention, causal_mask
 from podling.model.ops import dropout, einsum, layer_norm
 
-
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
 

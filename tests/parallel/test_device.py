@@ -80,5 +80,5 @@ def test_a_cpus_peak_is_measured_and_shared_by_its_devices(monkeypatch):
 
 
 def test_the_measurement_is_of_a_matrix_product():
-    """Between a megaflop and ten petaflops a second: wide, and still false for a wrong unit or an unfinished product."""
+    """Wide, and still false for a wrong unit or for a product that was not waited for."""
     assert 1e8 < device._measure_gemm(jax.devices()[0], size=256, repeats=2) < 1e14

@@ -1,4 +1,4 @@
-"""Training on any mesh of eight devices is training on one: same losses, same parameters, every leaf where it belongs."""
+"""Training on any mesh of eight devices is training on one: same losses, same parameters, leaves where they belong."""
 
 import functools
 import itertools

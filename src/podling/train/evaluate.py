@@ -74,7 +74,7 @@ class Evaluator:
             for start in range(0, len(windows.inputs), rows)
         ]
         nll_sum = float(np.sum(jax.device_get(sums), dtype=np.float64))
-        return EvalResult(nll_sum=nll_sum, tokens=np.count_nonzero(windows.weights), bytes=windows.bytes)
+        return EvalResult(nll_sum=nll_sum, tokens=int(np.count_nonzero(windows.weights)), bytes=windows.bytes)
 
     def _put(self, rows: np.ndarray) -> jax.Array:
         missing = self._rows - len(rows)
