@@ -1,6 +1,7 @@
 """Every test runs on the CPU, as eight devices, and may not lean on what JAX would forgive."""
 
 import os
+import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,9 +26,16 @@ def root() -> Path:
     return ROOT
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Prepared data goes to a cache of this session, never the developer's."""
+    cache = tempfile.TemporaryDirectory(prefix="podling-tests-")
+    os.environ["XDG_CACHE_HOME"] = cache.name
+    config.add_cleanup(cache.cleanup)
+
+
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prepared data of one test is no other test's, nor the developer's."""
+    """Prepared data of one test is no other test's."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
