@@ -160,6 +160,21 @@ def test_the_last_step_has_its_line_whatever_the_interval():
     assert re.findall(r"step (\d)/7", out.getvalue()) == ["5", "7"]
 
 
+def test_how_far_something_is():
+    assert words.how_far(0.25, 30.0) == "25%, 1:30 left"
+    assert words.how_far(1.0, 30.0) == "100%, 0:00 left"
+
+
+def test_a_long_status_says_now_and_then_how_far_it_is():
+    stream, now = io.StringIO(), iter([0.0, 3.0, 12.0, 12.0, 15.0, 20.0])
+    with PlainReporter(9, stream=stream, clock=lambda: next(now)).status("evaluating") as tell:
+        tell("3%")  # at 3 s: too early for a line
+        tell("12%")
+        tell("15%")
+    lines = ["evaluating ...", "evaluating: 12%", "evaluating: done in 20 s"]
+    assert stream.getvalue().splitlines() == lines
+
+
 def test_a_long_status_says_how_long_it_took():
     out, now = io.StringIO(), [0.0]
     reporter = PlainReporter(1, stream=out, clock=lambda: now[0])

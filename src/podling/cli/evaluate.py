@@ -128,13 +128,13 @@ def _evaluate(args: Args, config: Config, folder: Path, reporter: Any) -> dict[s
     context, limit = config.model.context, 0 if args.data else config.train.eval_tokens
     rows = data_parallel(mesh) * max(1, 4096 // context)
     results = []
-    with jax.set_mesh(mesh), reporter.status("evaluating"):
+    with jax.set_mesh(mesh), reporter.status("evaluating") as tell:
         for split in ("train", "heldout") if args.data else ("heldout",):
             windows = heldout_windows(prepared, context, limit, split)
             evaluator = Evaluator(
                 config.model, windows, mesh, rows=rows, dtype=dtype, loss_chunk=config.train.loss_chunk
             )
-            results.append(evaluator(params))
+            results.append(evaluator(params, tell))
     total = EvalResult(
         nll_sum=sum(result.nll_sum for result in results),
         tokens=sum(result.tokens for result in results),

@@ -1,6 +1,9 @@
 """Loss on fixed held-out windows."""
 
 import math
+import time
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +18,9 @@ from podling.model.gpt import forward
 from podling.model.loss import cross_entropy
 from podling.model.spec import Params
 from podling.parallel.mesh import batch_sharding
+from podling.train.progress.words import how_far
+
+IN_FLIGHT = 4  # batches dispatched before a result is read: the device never waits, and memory stays bounded
 
 
 @dataclass(frozen=True)
@@ -64,16 +70,26 @@ class Evaluator:
 
         self._batch_nll = jax.jit(batch_nll)
 
-    def __call__(self, params: Params) -> EvalResult:
-        """Evaluate; the windows that fill up the last batch have weight zero."""
+    def __call__(self, params: Params, tell: Callable[[str], None] | None = None) -> EvalResult:
+        """Evaluate; the windows that fill up the last batch have weight zero.
+
+        Args:
+            params: float32, as stored.
+            tell: given words on how far it is, now and then.
+        """
         windows, rows = self._windows, self._rows
         arrays = (windows.inputs, windows.targets, windows.weights)
-        # All batches are dispatched before any result is read, and added up in float64.
-        sums = [
-            self._batch_nll(params, *(self._put(array[start : start + rows]) for array in arrays))
-            for start in range(0, len(windows.inputs), rows)
-        ]
-        nll_sum = float(np.sum(jax.device_get(sums), dtype=np.float64))
+        total, began_s = len(windows.inputs), time.perf_counter()
+        nll_sum = 0.0  # float64
+        running: deque[jax.Array] = deque()
+        for start in range(0, total, rows):
+            running.append(self._batch_nll(params, *(self._put(array[start : start + rows]) for array in arrays)))
+            if len(running) > IN_FLIGHT:
+                nll_sum += float(jax.device_get(running.popleft()))
+                if tell:
+                    done = start + rows - IN_FLIGHT * rows
+                    tell(how_far(done / total, time.perf_counter() - began_s))
+        nll_sum += sum(float(nll) for nll in jax.device_get(list(running)))
         return EvalResult(nll_sum=nll_sum, tokens=int(np.count_nonzero(windows.weights)), bytes=windows.bytes)
 
     def _put(self, rows: np.ndarray) -> jax.Array:

@@ -57,7 +57,7 @@ def _write_samples(session: Session, folder: RunFolder, reporter: Reporter, para
     config, prepared = session.config, session.prepared
     if config.train.samples == 0:
         return None
-    with reporter.status(f"writing {config.train.samples} samples", None):
+    with reporter.status(f"writing samples ({config.train.samples})", None):
         texts = sample_text(params, config.model, prepared.tokenizer, config.train.samples, seed=config.train.seed)
         samples = folder.paths.samples
         samples.mkdir(exist_ok=True)

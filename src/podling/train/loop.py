@@ -19,6 +19,7 @@ from podling.data.batches import Batch
 from podling.errors import InputError, Interrupted, Problem, RunError
 from podling.train.baselines import baselines
 from podling.train.checkpoint import Checkpoints, state_bytes
+from podling.train.compile_cache import CompileCache
 from podling.train.environment import environment_changes
 from podling.train.evaluate import EvalResult
 from podling.train.finish import finish
@@ -60,9 +61,6 @@ def train(config: Config, reporter: Reporter) -> dict[str, Any]:
             reporter.summary(folder.summary)
             return folder.summary
         prepared.tokenizer.save(folder.paths.tokenizer)
-        # A session that carries on finds the programs of the one before.
-        jax.config.update("jax_compilation_cache_dir", str(folder.paths.compile_cache))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
         try:
             session = Session.open(config, prepared, reporter)
             with jax.set_mesh(session.mesh), Run(session, folder, reporter, began_s) as run:
@@ -91,7 +89,9 @@ class Run:
         self.total_steps = config.train.steps
         self.began_s = began_s
         self.wall_s_before = 0.0  # of earlier sessions
+        self.resumed_evaluated = True  # the restored step's evaluation is done, or there is none
         self.checkpoints = Checkpoints(folder.paths.checkpoints, keep=config.run.keep)
+        self.programs = CompileCache(folder.paths.compile_cache)
         peak = session.peak.flops_per_s
         peak_all = None if peak is None else peak * session.mesh.size
         self.meter = Meter(session.plan.tokens, flops_per_token(config.model), peak_all)
@@ -138,6 +138,7 @@ class Run:
             return state, 0
         state, meta = self.checkpoints.restore(None, like, self.reporter.say)
         self.meter.restore(meta["meter"])
+        self.resumed_evaluated = meta["evaluated"]
         self.wall_s_before = meta["wall_s"]
         self.reporter.say(f"resuming after step {meta['step']:,} of {self.total_steps:,}")
         changes = environment_changes(meta)
@@ -149,6 +150,8 @@ class Run:
         """Run the optimizer steps from `start`, evaluating and saving when due."""
         if start >= self.total_steps:
             return state
+        if not self.resumed_evaluated and _due(start, self.config.train.eval_every):
+            self.evaluation(state, start)  # a signal came before it could be done
         with closing(self.session.batches.iterate(start)) as batches:
             state = self.first_step(state, start, batches)
             for done in range(start + 1, self.total_steps + 1):
@@ -170,6 +173,7 @@ class Run:
             self.meter.pause()
             state = self.step(state, start, batches)
             self.settle()
+        self.programs.seal()
         return state
 
     def step(self, state: TrainState, done: int, batches: Iterator[Batch]) -> TrainState:
@@ -263,8 +267,9 @@ class Run:
         """Score the held-out windows after `done` steps, once."""
         if self.evaluated is not None and self.evaluated[0] == done:
             return self.evaluated[1]
-        with self.reporter.status("evaluating", None):
-            result = self.session.evaluate(state.params)
+        with self.reporter.status("evaluating", None) as tell:
+            result = self.session.evaluate(state.params, tell)
+        self.programs.seal()
         record = {"step": done, **result.record()}
         self.log.write(record)
         self.reporter.evaluation(record)
@@ -275,7 +280,7 @@ class Run:
         """Begin a checkpoint; it counts for `best` when this very state was evaluated."""
         fresh = self.evaluated is not None and self.evaluated[0] == done
         metric = self.evaluated[1].loss if fresh and self.evaluated else None
-        meta = {"step": done, "meter": self.meter.state(), "wall_s": self.wall_s()}
+        meta = {"step": done, "evaluated": fresh, "meter": self.meter.state(), "wall_s": self.wall_s()}
         self.checkpoints.save(done, state, meta, metric=metric)
 
     def wall_s(self) -> float:

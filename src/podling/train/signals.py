@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM become a request that the loop answers between two steps."""
+"""Ctrl-C, SIGTERM and a closed terminal become a request that the loop answers between two steps."""
 
 import signal
 import threading
@@ -6,7 +6,7 @@ from types import FrameType
 
 
 class StopRequest:
-    """While active, the first SIGINT or SIGTERM is only noted; a second Ctrl-C interrupts at once.
+    """While active, the first SIGINT, SIGTERM or SIGHUP is only noted; a second Ctrl-C interrupts at once.
 
     Notebooks and free sessions are ended with SIGTERM: there is time to save if the step in hand may finish first.
     """
@@ -17,7 +17,7 @@ class StopRequest:
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 self._previous[number] = signal.signal(number, self._note)
         return self
 

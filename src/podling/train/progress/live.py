@@ -63,11 +63,16 @@ class LiveReporter:
         self._print(Text(text))
 
     @contextlib.contextmanager
-    def status(self, text: str, about_s: float | None = None) -> Iterator[None]:
+    def status(self, text: str, about_s: float | None = None) -> Iterator[Callable[[str], None]]:
         """A spinner with the time it has taken so far."""
-        began = time.monotonic()
-        with self._spinning(lambda: f"{text}{about(about_s)}  {duration(time.monotonic() - began)}"):
-            yield
+        began, detail = time.monotonic(), ""
+
+        def tell(words: str) -> None:
+            nonlocal detail
+            detail = f"  {words}"
+
+        with self._spinning(lambda: f"{text}{about(about_s)}  {duration(time.monotonic() - began)}{detail}"):
+            yield tell
         took_s = time.monotonic() - began
         if took_s >= 2:
             self.say(f"{text}: done in {took_s:.0f} s")

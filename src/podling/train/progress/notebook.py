@@ -47,12 +47,17 @@ class NotebookReporter(PlainReporter):
         self._curve = Curve()
 
     @contextlib.contextmanager
-    def status(self, text: str, about_s: float | None = None) -> Iterator[None]:
+    def status(self, text: str, about_s: float | None = None) -> Iterator[Callable[[str], None]]:
         """In the display while it lasts."""
         before, self._doing = self._doing, f"{text}{about(about_s)}"
+
+        def tell(detail: str) -> None:
+            self._doing = f"{text}: {detail}"
+            self._show()
+
         self._show(now=True)
         try:
-            yield
+            yield tell
         finally:
             self._doing = before
             self._show(now=True)

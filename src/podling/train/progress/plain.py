@@ -53,11 +53,18 @@ class PlainReporter:
             self._stream = None
 
     @contextlib.contextmanager
-    def status(self, text: str, about_s: float | None = None) -> Iterator[None]:
-        """A line when it begins, and how long it took if that was worth a line."""
+    def status(self, text: str, about_s: float | None = None) -> Iterator[Callable[[str], None]]:
+        """A line when it begins, one now and then, and how long it took if that was worth a line."""
         self.say(f"{text}{about(about_s)} ...")
-        began = self._clock()
-        yield
+        began = told = self._clock()
+
+        def tell(detail: str) -> None:
+            nonlocal told
+            if self._clock() - told >= QUIET_S:
+                told = self._clock()
+                self.say(f"{text}: {detail}")
+
+        yield tell
         took_s = self._clock() - began
         if took_s >= 2:
             self.say(f"{text}: done in {took_s:.0f} s")

@@ -23,8 +23,11 @@ class Reporter(Protocol):
         """One thing worth knowing, which stays on the screen."""
         ...
 
-    def status(self, text: str, about_s: float | None = None) -> AbstractContextManager[None]:
-        """Something without steps is going on; `about_s` is how long it usually takes."""
+    def status(self, text: str, about_s: float | None = None) -> AbstractContextManager[Callable[[str], None]]:
+        """Something without steps is going on; `about_s` is how long it usually takes.
+
+        Gives a function that takes words on how far it is.
+        """
         ...
 
     def preparing(self) -> AbstractContextManager[Callable[[PrepareEvent], None]]:

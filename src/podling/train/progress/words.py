@@ -77,6 +77,11 @@ def about(seconds: float | None) -> str:
     return f", about {seconds:.0f} s" if seconds < 100 else f", about {seconds / 60:.0f} min"
 
 
+def how_far(share: float, took_s: float) -> str:
+    """`42%, 1:20 left` of something that goes on at one speed; the share is above 0."""
+    return f"{share:.0%}, {duration(took_s / share - took_s)} left"
+
+
 def printable(text: str) -> str:
     """Model output with nothing in it that could steer a terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
