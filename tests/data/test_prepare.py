@@ -189,7 +189,8 @@ def test_problems_of_several_files_come_together(tmp_path):
     (tmp_path / "c.jsonl").write_text("{}\n")
     (tmp_path / "d.txt").write_bytes(b"\0")
     with pytest.raises(InputError) as caught:
-        prepare(DataConfig(paths=(str(tmp_path),)))
+        prepare(DataConfig(paths=(str(tmp_path),)), tmp_path.parent / "out")
+    assert not list(tmp_path.parent.glob(".out*")), "a refused prepare leaves nothing behind"
     assert [problem.where.removeprefix(f"{tmp_path}/") for problem in caught.value.problems] == [
         "a.txt",
         "c.jsonl:1",
@@ -341,6 +342,13 @@ def test_leftovers_of_other_data_are_not_continued(tmp_path, text_file):
     )
     out = prepare(config, tmp_path / "out")
     assert shard_hashes(out) == shard_hashes(prepare(config))
+
+
+def test_a_wrong_tokenizer_is_found_before_any_text_is_read(tmp_path, text_file, monkeypatch):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    monkeypatch.setattr(module, "scan", None)
+    with pytest.raises(InputError, match="is not a Hugging Face tokenizer.json"):
+        prepare(DataConfig(paths=(str(text_file),), tokenizer=str(tmp_path / "tokenizer.json")))
 
 
 def test_two_processes_prepare_the_same_data_once(tmp_path, text_file):

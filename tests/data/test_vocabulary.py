@@ -132,6 +132,7 @@ def test_gpt2_from_the_cache_or_what_to_do_instead(tmp_path, monkeypatch):
 
     config = DataConfig(tokenizer="gpt2")
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: None)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", None)
     with pytest.raises(InputError, match="hub cannot be reached(.|\n)*--tokenizer FOLDER(.|\n)*--tokenizer bpe"):
         build_tokenizer(config, find_sources(DataConfig()))
     path = tmp_path / "tokenizer.json"

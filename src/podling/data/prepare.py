@@ -19,7 +19,7 @@ from podling.data.scan import Scan, Split, choose_split, scan
 from podling.data.sources import Sources, find_sources, is_prepared
 from podling.data.spool import spool_hub
 from podling.data.tokenizer import Tokenizer
-from podling.data.vocabulary import build_tokenizer, check_tokenizer
+from podling.data.vocabulary import build_tokenizer, check_tokenizer, known_tokenizer
 from podling.errors import InputError, Problem, raise_if
 from podling.files import atomic_write, file_above, read_json, sync_folder, writing
 
@@ -57,7 +57,13 @@ def prepare(config: DataConfig, out: Path | None = None, progress: Progress | No
     partial = final.absolute().with_name(f".{final.name}.partial")
     with _locked(partial, progress):
         if not _reusable(final, key):  # another process may just have finished it
-            _prepare_in(partial, config, sources, key, progress)
+            try:
+                _prepare_in(partial, config, sources, key, progress)
+            except InputError:
+                # Nothing half-made is left behind, unless it is worth going on from.
+                if not any(partial.glob("segment-*")) and not any(partial.glob("hub-*")):
+                    shutil.rmtree(partial)
+                raise
             with writing(final):
                 (partial / "lock").unlink()
                 os.rename(partial, final)
@@ -73,9 +79,6 @@ def check_data(config: DataConfig) -> Sources:
     """
     problems = check_tokenizer(config)
     sources = Sources()
-    if not 0 < config.holdout < 1:
-        what = f"{config.holdout:g} leaves nothing to {'evaluate' if config.holdout <= 0 else 'train'} on"
-        problems.append(Problem("--data.holdout", what, "choose a share between 0 and 1, such as 0.05"))
     try:
         sources = find_sources(config)
     except InputError as error:
@@ -167,6 +170,9 @@ def _prepare_in(partial: Path, config: DataConfig, sources: Sources, key: str, p
             if path.name != "lock":
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         atomic_write(mark, key)
+    if not (partial / "tokenizer.about").exists() and config.tokenizer not in ("bpe", "char"):
+        # What may be missing or broken is found before any text is read.
+        _save_tokenizer(partial, known_tokenizer(config.tokenizer))
     local, replaced = spool_hub(partial, config, sources, progress)
     found = scan(local, config, progress)
     found.counts.replaced += replaced
@@ -197,6 +203,10 @@ def _tokenizer(
         total_bytes=found.total_bytes,
         train_document=lambda document: split.train_bytes(document) > 0,
     )
-    tokenizer.save(path)
-    atomic_write(about, json.dumps({"name": tokenizer.name, "note": tokenizer.note}))
+    _save_tokenizer(partial, tokenizer)
     return tokenizer
+
+
+def _save_tokenizer(partial: Path, tokenizer: Tokenizer) -> None:
+    tokenizer.save(partial / "tokenizer.json")
+    atomic_write(partial / "tokenizer.about", json.dumps({"name": tokenizer.name, "note": tokenizer.note}))

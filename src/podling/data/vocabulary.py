@@ -55,16 +55,22 @@ def build_tokenizer(
     Raises:
         InputError: the vocabulary asked for cannot be made or found.
     """
-    kind = config.tokenizer
-    if kind == "bpe":
+    if config.tokenizer == "bpe":
         return _train_bpe(config, sources, Meter("training the tokenizer", total_bytes, progress), train_document)
-    if kind == "char":
+    if config.tokenizer == "char":
         return _characters(config, sources, Meter("collecting characters", total_bytes, progress))
+    return known_tokenizer(config.tokenizer)
+
+
+def known_tokenizer(kind: str) -> Tokenizer:
+    """The tokenizer that needs no text: bytes, gpt2, or one that a path names.
+
+    Raises:
+        InputError: it cannot be found or read.
+    """
     if kind == "bytes":
         return bytes_tokenizer()
-    if kind == "gpt2":
-        return _gpt2()
-    return from_path(kind)
+    return _gpt2() if kind == "gpt2" else from_path(kind)
 
 
 def check_tokenizer(config: DataConfig) -> list[Problem]:
@@ -234,13 +240,15 @@ def _from_vocab_files(vocab_path: Path, merges_path: Path) -> Tokenizer:
 
 def _gpt2() -> Tokenizer:
     """GPT-2's tokenizer from the local Hugging Face cache, or else from the hub."""
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
 
     for repository in GPT2_REPOSITORIES:
         if isinstance(path := try_to_load_from_cache(repository, "tokenizer.json"), str):
             return Tokenizer.load(path, "gpt2")
+    place = (GPT2_REPOSITORIES[0], "tokenizer.json")
     try:
-        return Tokenizer.load(hf_hub_download(GPT2_REPOSITORIES[0], "tokenizer.json", etag_timeout=5), "gpt2")
+        get_hf_file_metadata(hf_hub_url(*place), timeout=5)  # the download alone would try for half a minute
+        return Tokenizer.load(hf_hub_download(*place), "gpt2")
     except InputError:
         raise
     except Exception as error:  # offline, blocked, timed out: each library version has its own exceptions for it
