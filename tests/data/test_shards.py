@@ -132,5 +132,6 @@ def test_the_summary_states_size_and_split(prepared_folder):
     text_bytes = prepared.bytes("train") + prepared.bytes("heldout")
     assert first.startswith("300 documents, ")
     assert f"{tokens:,} tokens of bpe 320 ({text_bytes / tokens:.2f} bytes per token)" in first
-    assert second.startswith("held out: whole documents, chosen by the hash of their text (")
+    documents = int((prepared.tokens("heldout")[:] == prepared.tokenizer.eot_id).sum())
+    assert second.startswith(f"held out: {documents} whole documents, chosen by the hash of their text; ")
     assert f"({prepared.bytes('heldout') / text_bytes:.1%})" in second

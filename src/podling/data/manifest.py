@@ -33,7 +33,7 @@ def make_manifest(
         "fingerprint": fingerprint(tokenizer, totals["splits"]),
         "kind": "python" if python_bytes >= 0.95 * found.total_bytes else "text",
         "documents": len(found.sizes_bytes),
-        "split": split.describe(),
+        "split": split.describe(totals["splits"]["heldout"]["documents"]),
         "split_rule": split.rule,
         "tokenizer": {
             "name": tokenizer.name,

@@ -51,10 +51,10 @@ class Split:
             return 0 if _held_out(self.hashes[document], self.holdout) else size
         return round(size * (1 - self.holdout))
 
-    def describe(self) -> str:
+    def describe(self, documents: int) -> str:
         """The rule in words, for summaries."""
         if self.rule == "hash":
-            return "whole documents, chosen by the hash of their text"
+            return f"{documents:,} whole documents, chosen by the hash of their text"
         if self.rule == "tail":
             return "the end of the only document"
         return "the end of each document, too few to hold out whole ones"

@@ -212,7 +212,7 @@ class Prepared:
         lines = [
             f"{self.manifest['documents']:,} documents, {show_bytes(text_bytes)} of text, {tokens:,} tokens of "
             f"{self.tokenizer.name} ({text_bytes / tokens:.2f} bytes per token)",
-            f"held out: {self.manifest['split']} ({heldout['documents']:,}); {show_bytes(heldout['text_bytes'])} "
+            f"held out: {self.manifest['split']}; {show_bytes(heldout['text_bytes'])} "
             f"({heldout['text_bytes'] / text_bytes:.1%}), {heldout['tokens']:,} tokens",
         ]
         return "\n".join(lines + self.manifest["notes"])
