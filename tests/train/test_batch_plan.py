@@ -1,0 +1,90 @@
+"""How a step's tokens become rows and micro-batches."""
+
+import dataclasses
+
+import jax
+import pytest
+
+from podling.config import Config, ModelConfig, TrainConfig
+from podling.errors import InputError
+from podling.presets import preset_config
+from podling.train.batch_plan import device_memory_bytes, plan_batch, row_bytes
+
+MODEL = ModelConfig(layers=4, heads=4, embed=128, mlp=512, context=128, vocab_size=1000)
+PLENTY = 64 << 30
+
+
+def config(**train) -> Config:
+    return Config(model=MODEL, train=TrainConfig(**{"batch_tokens": 128 * 48, **train}))
+
+
+def test_everything_in_one_piece_when_it_fits():
+    plan = plan_batch(config(), 4, 4, PLENTY)
+    assert (plan.rows, plan.micro_batch, plan.micro_steps, plan.tokens) == (48, 48, 1, 6144)
+    assert str(plan) == "6,144 tokens a step: 48 rows of 128, in one piece"
+
+
+def test_the_micro_batch_that_was_asked_for():
+    plan = plan_batch(config(micro_batch=16), 8, 4, PLENTY)
+    assert (plan.micro_batch, plan.micro_steps) == (16, 3)
+    assert str(plan) == "6,144 tokens a step: 48 rows of 128, 3 micro-batches of 16 rows"
+
+
+@pytest.mark.parametrize("ways", [1, 2, 4, 8])
+@pytest.mark.parametrize("rows_that_fit", [0.5, 1, 2.5, 3, 7, 100])
+def test_the_derived_micro_batch_is_the_largest_that_divides_and_fits(ways, rows_that_fit):
+    cfg = config()
+    weights = 16 * (4 * (4 * 128**2 + 2 * 128 * 512) + 1000 * 128)
+    memory = int((rows_that_fit * row_bytes(cfg, 4) + weights) / 0.75) + 8
+    plan = plan_batch(cfg, ways, 4, memory)
+    assert plan.micro_batch * plan.micro_steps == 48 and plan.micro_batch % ways == 0
+    per_device = [size for size in range(1, 49) if 48 % (size * ways) == 0 and size <= max(rows_that_fit, 1)]
+    assert plan.micro_batch == max(per_device) * ways
+
+
+def test_one_row_a_device_even_when_nothing_seems_to_fit():
+    assert plan_batch(config(), 4, 4, 1).micro_batch == 4
+
+
+@pytest.mark.parametrize(
+    ("train", "ways", "words"),
+    [
+        ({}, 5, ["--batch-tokens", "6144 tokens are not whole rows of 128 over 5 devices", "multiple of 640"]),
+        ({"batch_tokens": 6145}, 1, ["--batch-tokens", "multiple of 128"]),
+        ({"micro_batch": 6}, 4, ["--train.micro-batch", "6 rows at a time", "multiple of 4 that divides 48"]),
+        ({"micro_batch": 32}, 4, ["--train.micro-batch", "32 rows at a time"]),  # 48 rows would become 32
+        ({"batch_tokens": 128 * 6, "micro_batch": 3}, 4, ["--batch-tokens", "--train.micro-batch"]),
+    ],
+)
+def test_what_does_not_divide_is_refused_and_never_rounded(train, ways, words):
+    with pytest.raises(InputError) as error:
+        plan_batch(config(**train), ways, 4, PLENTY)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_a_row_of_gpt2_needs_what_is_known_of_it():
+    """124M at context 1024 in bfloat16: logits alone are 3 x 1024 x 50257 float32, and remat keeps less of a layer."""
+    cfg = preset_config("gpt2")
+    cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, vocab_size=50257))
+
+    def mb(**train) -> float:
+        return row_bytes(dataclasses.replace(cfg, train=TrainConfig(**train)), 2) / 1e6
+
+    logits_mb = 3 * 1024 * 50257 * 4 / 1e6
+    assert mb() > logits_mb
+    assert mb(remat="full") < mb(remat="dots") < mb()
+    assert mb() - mb(loss_chunk=256) == pytest.approx(logits_mb * 3 / 4)
+
+
+def test_memory_is_what_the_runtime_reports():
+    class Chip:
+        def memory_stats(self) -> dict[str, int]:
+            return {"bytes_limit": 17 << 30, "bytes_in_use": 5}
+
+    assert device_memory_bytes([Chip(), Chip()]) == 17 << 30
+
+
+def test_emulated_devices_share_the_memory_of_the_machine():
+    eight, one = device_memory_bytes(jax.devices()), device_memory_bytes(jax.devices()[:1])
+    assert one // 8 == eight and 1 << 28 < one < 1 << 45
