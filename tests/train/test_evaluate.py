@@ -62,6 +62,13 @@ def test_any_cut_into_batches_gives_the_sum_over_windows(params, windows, by_han
     assert (result.tokens, result.bytes) == (6 * 8 + 3, 123)
 
 
+def test_a_long_evaluation_says_how_far_it_is(params, windows):
+    evaluate = Evaluator(CFG, windows, make_mesh("data=1", jax.devices()[:1]), rows=1, dtype=jnp.float32, loss_chunk=0)
+    told: list[str] = []
+    evaluate(params, told.append)
+    assert len(told) >= 2 and len(set(told)) == len(told)
+
+
 def test_what_people_read_from_sum_and_count():
     result = EvalResult(nll_sum=200.0, tokens=100, bytes=400)
     assert result.loss == 2.0 and result.perplexity == pytest.approx(math.exp(2))

@@ -99,6 +99,11 @@ def losses(out: str) -> list[tuple[int, float]]:
     return [(record["step"], record["loss"]) for record in records if "loss" in record]
 
 
+def heldout_losses(out: str) -> list[tuple[int, float]]:
+    records, _ = read_records(Path(out) / "metrics.jsonl")
+    return [(record["step"], record["val_loss"]) for record in records if "val_loss" in record]
+
+
 def test_the_summary_of_a_whole_run(unbroken):
     config, summary, reporter = unbroken
     assert set(SUMMARY) <= set(summary)
@@ -216,6 +221,8 @@ def test_a_stopped_and_continued_run_is_bit_equal_to_an_unbroken_one(config, unb
     whole, whole_summary, _ = unbroken
     assert losses(config.run.out) == losses(whole.run.out)
     assert final_hash(config.run.out) == final_hash(whole.run.out)
+    # The evaluation after step 6 fell to the signal, and was made up for.
+    assert heldout_losses(config.run.out) == heldout_losses(whole.run.out)
     for key in ("val_loss", "train_loss", "bigram_loss", "tokens", "val_bits_per_byte"):
         assert summary[key] == whole_summary[key], key
     assert summary["wall_s"] > reporter.steps[-1]["elapsed_s"] > reporter.steps[0]["elapsed_s"]

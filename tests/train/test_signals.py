@@ -9,7 +9,7 @@ import pytest
 from podling.train.signals import StopRequest
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_is_only_noted(number):
     with StopRequest() as stop:
         assert stop.signal_number is None
