@@ -63,9 +63,10 @@ def test_any_cut_into_batches_gives_the_sum_over_windows(params, windows, by_han
 
 
 def test_a_long_evaluation_says_how_far_it_is(params, windows):
-    evaluate = Evaluator(CFG, windows, make_mesh("data=1", jax.devices()[:1]), rows=1, dtype=jnp.float32, loss_chunk=0)
-    told: list[str] = []
-    evaluate(params, told.append)
+    mesh, told = make_mesh("data=1", jax.devices()[:1]), []
+    with jax.set_mesh(mesh):
+        evaluate = Evaluator(CFG, windows, mesh, rows=1, dtype=jnp.float32, loss_chunk=0)
+        evaluate(jax.device_put(params, jax.NamedSharding(mesh, jax.P())), told.append)
     assert len(told) >= 2 and len(set(told)) == len(told)
 
 
