@@ -24,9 +24,10 @@ from podling.model.spec import Leaf, Params, param_specs
 from podling.train.optimizer import make_optimizer
 from podling.train.step import DeviceBatch, TrainState, make_train_step
 
+# A decay of 1.0, ten times the usual, so that a wrong decay group shows in three steps.
 STEPS = 3
 ADAMW_TOLERANCE = 2e-4  # of the leaf's largest value
-OPTIMIZER = OptimizerConfig(lr=1e-3, schedule="cosine", warmup_steps=2, weight_decay=0.1, beta2=0.95, clip_norm=0.5)
+OPTIMIZER = OptimizerConfig(lr=1e-3, schedule="cosine", warmup_steps=2, weight_decay=1.0, beta2=0.95, clip_norm=0.5)
 SCHEDULE_STEPS = 10
 KEY_BIAS = "attn.c_attn.bias"  # its middle third: adding one vector to every key changes no attention weight
 
@@ -61,12 +62,15 @@ class Differences:
 
 
 def random_params(cfg: ModelConfig, seed: int) -> Params:
-    """Every leaf away from its initial value, so that no bias or LayerNorm is trivially right; padding rows zero."""
+    """Every leaf away from its initial value, so that no bias or LayerNorm is trivially right; padding rows zero.
+
+    Matrices keep the scale of what goes through them, so that GELU and softmax are at work away from zero.
+    """
     rng = np.random.default_rng(seed)
 
     def draw(leaf: Leaf) -> np.ndarray:
         centre = 1.0 if leaf.init == "ones" else 0.0
-        return centre + 0.06 * rng.standard_normal(leaf.shape, np.float32)
+        return centre + cfg.embed**-0.5 * rng.standard_normal(leaf.shape, np.float32)
 
     params = jax.tree.map(draw, param_specs(cfg))
     params.token_embed[cfg.vocab_size :] = 0
