@@ -30,7 +30,7 @@ MESHES = [
     for sizes in itertools.product((1, 2, 4, 8), repeat=3)
     if math.prod(sizes) == 8
 ]
-ACCUMULATING = [MESHES[0], "data=1,fsdp=8,tensor=1", "data=2,fsdp=2,tensor=2", "data=8,fsdp=1,tensor=1"]
+ACCUMULATING = ["data=1,fsdp=8,tensor=1", "data=2,fsdp=2,tensor=2", "data=8,fsdp=1,tensor=1"]
 ONE = "data=1,fsdp=1,tensor=1"
 
 WHERE = {  # the layout as docs/design.md promises it, written out

@@ -56,6 +56,7 @@ def test_what_is_not_a_step_is_not_counted(clock):
 
 def test_the_step_after_a_pause_is_not_timed_and_the_next_one_is(clock):
     meter = make(clock)
+    meter.resume()
     meter.pause()
     clock.now += 50
     meter.step(40)

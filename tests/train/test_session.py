@@ -114,9 +114,10 @@ def test_a_batch_is_laid_out_over_data_and_fsdp(session):
 def test_steps_do_not_trace_again_and_evaluation_agrees_with_training_data(session):
     with jax.set_mesh(session.mesh):
         state = session.init_state()
-        before = session.evaluate(state.params).loss
+        first, before = state, session.evaluate(state.params).loss
         for index in range(5):
             state, metrics = session.step(state, session.batches.batch(index))
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(first))  # donated
         assert session.counter.retraces == 0 and int(state.step) == 5
         assert session.evaluate(state.params).loss < before - 0.02
         assert abs(before - np.log(257)) < 0.1 and float(metrics.loss) < before

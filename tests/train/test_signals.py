@@ -18,10 +18,12 @@ def test_a_signal_is_only_noted(number):
 
 
 def test_a_second_ctrl_c_does_not_wait():
-    with pytest.raises(KeyboardInterrupt), StopRequest():
+    with StopRequest() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)  # a scheduler that repeats itself is still given time to save
-        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.signal_number == signal.SIGTERM
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_handlers_are_put_back_after_an_error():
