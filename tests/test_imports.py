@@ -12,14 +12,19 @@ PACKAGE = Path(__file__).parent.parent / "src" / "podling"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = [
-    {"config", "errors", "files"},
-    {"data", "model", "parallel"},
-    {"presets", "validate"},
-    {"train", "generate", "interop"},
+    {"errors"},
+    {"config", "files"},
+    {"data", "parallel", "presets"},
+    {"validate", "model"},
+    {"run"},
+    {"generate"},
+    {"interop"},
+    {"train"},
     {"plan", "explain", "launch", "report", "serve"},
-    {"cli", "__main__"},
+    {"cli"},
+    {"__main__"},
 ]
-"""A room imports rooms of lower floors, its own, and those beside it."""
+"""A room imports rooms of lower floors and its own: there is no circle of rooms."""
 
 LIGHT = {"config", "errors", "files", "presets", "validate", "data", "cli", "__main__", "__init__"}
 NUMPY_IN_DATA = {"batches.py", "shards.py", "ngram.py"}
@@ -78,7 +83,7 @@ def test_one_file(path: Path) -> None:
         for name in names:
             if name.startswith("podling.") and name != "podling.__version__":
                 there = name.split(".")[1]
-                assert floor(there) <= floor(here), f"{here} imports {name}, which lies above it"
+                assert there == here or floor(there) < floor(here), f"{here} imports {name}, which is not below it"
     assert not [name for name in names if name.startswith("jax._src")]
     assert "__future__.annotations" not in names
     if here in LIGHT and not (here == "data" and path.name in NUMPY_IN_DATA):

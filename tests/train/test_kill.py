@@ -23,8 +23,8 @@ import pytest
 from podling.config import from_dict
 from podling.files import read_json
 from podling.parallel.mesh import make_mesh
-from podling.train.checkpoint import Checkpoints, hash_state
-from podling.train.metrics import read_records
+from podling.run.checkpoint import Checkpoints, hash_state
+from podling.run.metrics import read_records
 from podling.train.step import init_state
 
 STEPS, CHECKPOINT_EVERY, EVAL_EVERY = 60, 6, 20

@@ -19,10 +19,10 @@ from podling.errors import InputError, Interrupted, RunError
 from podling.model.spec import param_count
 from podling.parallel import device
 from podling.parallel.mesh import make_mesh
-from podling.train.checkpoint import Checkpoints, hash_state
-from podling.train.loop import train
-from podling.train.metrics import read_records
-from podling.train.runfolder import RunFolder, load_run
+from podling.run.checkpoint import Checkpoints, hash_state
+from podling.run.folder import RunFolder, load_run
+from podling.run.metrics import read_records
+from podling.train.start import train
 from podling.train.step import init_state
 
 pytestmark = pytest.mark.usefixtures("quick_compile")

@@ -14,11 +14,12 @@ from podling.errors import InputError
 from podling.model.spec import Params
 from podling.parallel import device
 from podling.parallel.mesh import make_mesh
+from podling.run.checkpoint import Checkpoints
+from podling.run.folder import RunFolder
 from podling.train.baselines import baselines
-from podling.train.checkpoint import Checkpoints
 from podling.train.initial import initial_params
-from podling.train.runfolder import RunFolder
-from podling.train.session import Session, prepare_data, shard_problems
+from podling.train.session import Session, shard_problems
+from podling.train.start import prepare_data
 from podling.train.step import init_state
 
 pytestmark = pytest.mark.usefixtures("quick_compile")

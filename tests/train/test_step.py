@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from podling.config import Config, ModelConfig, OptimizerConfig, TrainConfig
-from podling.train.checkpoint import hash_state
+from podling.run.checkpoint import hash_state
 from podling.train.retrace import TraceCounter
 from podling.train.step import (
     DeviceBatch,

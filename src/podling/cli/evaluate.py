@@ -13,7 +13,7 @@ from podling.config import Config, DataConfig
 from podling.data.prepare import is_prepared, prepare
 from podling.errors import InputError, Problem, raise_if
 from podling.files import read_json
-from podling.train.runfolder import RunPaths
+from podling.run.folder import RunPaths
 from podling.validate import validate
 
 

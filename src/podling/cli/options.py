@@ -13,7 +13,7 @@ from podling.data.prepare import check_data, is_prepared
 from podling.errors import InputError, Problem
 from podling.files import read_json
 from podling.presets import PRESETS
-from podling.train.runfolder import RunPaths, load_run
+from podling.run.folder import RunPaths, load_run
 
 JsonFlag = Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")]
 Device = Literal["auto", "cpu", "gpu", "tpu"]

@@ -45,8 +45,8 @@ def main(argv: list[str]) -> dict[str, Any]:
     raise_if(parsed.problems + [problem for problem in found if problem.where not in named])
 
     choose_platform(config.run.device)
-    from podling.train.loop import train
     from podling.train.progress import make_reporter
+    from podling.train.start import train
 
     reporter = make_reporter(total_steps(config), json=parsed.args.json, log_every=config.run.log_every)
     for note in notes:

@@ -10,8 +10,8 @@ from podling.config import Config
 from podling.data.tokenizer import Tokenizer
 from podling.errors import InputError, Problem
 from podling.model.spec import Params, abstract_params
-from podling.train.checkpoint import Checkpoints
-from podling.train.runfolder import load_run
+from podling.run.checkpoint import Checkpoints
+from podling.run.folder import load_run
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from podling.data.tokenizer import Tokenizer
 from podling.data.vocabulary import build_tokenizer
 from podling.errors import InputError, Problem
 from podling.interop.hf import Imported, import_hf
-from podling.train.checkpoint import Checkpoints, hash_state, state_bytes
-from podling.train.runfolder import RunFolder
+from podling.run.checkpoint import Checkpoints, hash_state, state_bytes
+from podling.run.folder import RunFolder
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from podling.data.batches import heldout_windows
 from podling.data.ngram import NgramBaseline
 from podling.files import atomic_write, read_json
 from podling.generate.samples import SAMPLE_TOKENS, python_parse_share
+from podling.run.folder import RunFolder
 from podling.train.progress import Reporter
-from podling.train.runfolder import RunFolder
 from podling.train.session import Session
 
 

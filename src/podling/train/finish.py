@@ -8,9 +8,9 @@ from podling.files import atomic_write
 from podling.generate.samples import python_parse_share, sample_text
 from podling.interop.hf import export_hf
 from podling.model.spec import Params, param_count
-from podling.train.metrics import recent_loss
+from podling.run.folder import RunFolder
+from podling.run.metrics import recent_loss
 from podling.train.progress import Reporter
-from podling.train.runfolder import RunFolder
 from podling.train.session import Session
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from podling.data.tokenizer import Tokenizer
 from podling.errors import Problem, raise_if
 from podling.model.spec import Params
-from podling.train.checkpoint import Checkpoints
+from podling.run.checkpoint import Checkpoints
+from podling.run.folder import load_run
 from podling.train.progress import Reporter
-from podling.train.runfolder import load_run
 from podling.train.session import Session
 
 SHAPE_FIELDS = ("layers", "heads", "embed", "mlp", "context", "vocab_size")

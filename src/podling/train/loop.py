@@ -16,58 +16,43 @@ import jax
 
 from podling.config import Config
 from podling.data.batches import Batch
-from podling.errors import InputError, Interrupted, Problem, RunError
+from podling.data.shards import Prepared
+from podling.errors import Interrupted, Problem, RunError
+from podling.run.checkpoint import Checkpoints, state_bytes
+from podling.run.compile_cache import CompileCache
+from podling.run.environment import environment_changes
+from podling.run.folder import RunFolder
+from podling.run.metrics import MetricsLog
 from podling.train.baselines import baselines
-from podling.train.checkpoint import Checkpoints, state_bytes
-from podling.train.compile_cache import CompileCache
-from podling.train.environment import environment_changes
 from podling.train.evaluate import EvalResult
 from podling.train.finish import finish
 from podling.train.flops import flops_per_token
 from podling.train.initial import initial_params
 from podling.train.meter import Meter
-from podling.train.metrics import MetricsLog
 from podling.train.progress import Reporter
-from podling.train.runfolder import RunFolder
-from podling.train.session import Session, prepare_data
+from podling.train.session import Session
 from podling.train.signals import StopRequest
 from podling.train.step import StepMetrics, TrainState
 
 
-def train(config: Config, reporter: Reporter) -> dict[str, Any]:
-    """Train a model, or continue the run that `config.run.out` holds.
+def run(config: Config, prepared: Prepared, folder: RunFolder, reporter: Reporter, began_s: float) -> dict[str, Any]:
+    """Train from the newest checkpoint of `folder`, or from the start, to the end; returns the summary.
 
     Args:
-        config: validated. A run folder of the same configuration is continued; a finished one is only summarised.
+        config: resolved.
+        prepared: the run's data.
+        folder: the run folder, held by this process.
         reporter: told everything a person would want to know.
-
-    Returns:
-        The summary: `run, params, tokens, steps, train_loss, val_loss, val_bits_per_byte, unigram_loss, bigram_loss,
-        tokens_per_s, mfu, data_wait_share, retraces, wall_s, export` and more.
+        began_s: when this session's work began, on `time.perf_counter`.
 
     Raises:
-        InputError: data, devices or run folder cannot be used as they are.
+        InputError: devices, mesh or batch do not fit.
         RunError: the run could not go on; what was saved is intact.
         Interrupted: a signal stopped the run after saving.
     """
-    began_s = time.perf_counter()
-    config, prepared = prepare_data(config, reporter)
-    fingerprints = {"data": prepared.fingerprint, "tokenizer": prepared.tokenizer.fingerprint}
-    with RunFolder.open(Path(config.run.out), config, fingerprints) as folder:
-        for note in folder.notes:
-            reporter.say(note)
-        if folder.summary is not None:
-            reporter.say(f"{folder.path} is finished")
-            reporter.summary(folder.summary)
-            return folder.summary
-        prepared.tokenizer.save(folder.paths.tokenizer)
-        try:
-            session = Session.open(config, prepared, reporter)
-            with jax.set_mesh(session.mesh), Run(session, folder, reporter, began_s) as run:
-                return run.to_the_end()
-        except InputError:
-            folder.withdraw()
-            raise
+    session = Session.open(config, prepared, reporter)
+    with jax.set_mesh(session.mesh), Run(session, folder, reporter, began_s) as this:
+        return this.to_the_end()
 
 
 @dataclass

@@ -1,6 +1,5 @@
-"""Everything a training process holds, built at three gates: configuration, data, devices."""
+"""The device gate, and everything a training process holds once it has passed."""
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +8,8 @@ from jax.sharding import Mesh
 
 from podling.config import Config
 from podling.data.batches import Batch, Batches, heldout_windows
-from podling.data.prepare import prepare
 from podling.data.shards import Prepared
-from podling.errors import InputError, Problem, raise_if
+from podling.errors import Problem, raise_if
 from podling.model.spec import padded_vocab
 from podling.parallel.device import Peak, compute_dtype, peak_flops, select_devices
 from podling.parallel.mesh import batch_sharding, data_parallel, make_mesh
@@ -20,33 +18,6 @@ from podling.train.evaluate import Evaluator
 from podling.train.progress import Reporter
 from podling.train.retrace import TraceCounter
 from podling.train.step import DeviceBatch, StepMetrics, TrainState, init_state, make_train_step
-
-
-def prepare_data(config: Config, reporter: Reporter) -> tuple[Config, Prepared]:
-    """The data gate: tokenise (or find it done), and settle what the configuration left to the data.
-
-    Returns:
-        The configuration with `model.vocab_size` and `train.steps` known, and the prepared data.
-
-    Raises:
-        InputError: nothing to read, unreadable text, a vocabulary of another size than asked.
-    """
-    with reporter.preparing() as progress:
-        prepared = Prepared.open(prepare(config.data, None, progress))
-    reporter.say(f"data: {prepared.summary()}")
-    vocab_size = prepared.tokenizer.vocab_size
-    if config.model.vocab_size not in (0, vocab_size):
-        raise InputError(
-            Problem("--model.vocab-size", f"is {config.model.vocab_size}, and the tokenizer has {vocab_size} tokens",
-                    "leave it out: it is taken from the tokenizer")
-        )  # fmt: skip
-    train = config.train
-    if train.tokens:
-        steps = -(-train.tokens // train.batch_tokens)
-        reporter.say(f"{train.tokens:,} tokens are {steps:,} steps of {train.batch_tokens:,}")
-        train = dataclasses.replace(train, steps=steps, tokens=0)
-    model = dataclasses.replace(config.model, vocab_size=vocab_size)
-    return dataclasses.replace(config, model=model, train=train), prepared
 
 
 @dataclass(frozen=True)

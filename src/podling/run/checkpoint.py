@@ -18,10 +18,10 @@ from jax.experimental import multihost_utils
 
 from podling.errors import InputError, Problem, RunError
 from podling.files import show_bytes
-from podling.train import manifest
-from podling.train.environment import environment
-from podling.train.quiet import quiet_orbax
-from podling.train.steps import PARTIAL, StepFolders
+from podling.run import manifest
+from podling.run.environment import environment
+from podling.run.quiet import quiet_orbax
+from podling.run.steps import PARTIAL, StepFolders
 
 STATE = "state"
 

@@ -14,8 +14,8 @@ from tensorboardX.record_writer import masked_crc32c
 
 from podling.config import Config, RunConfig
 from podling.errors import InputError, RunError
-from podling.train.metrics import MetricsLog, read_records, recent_loss
-from podling.train.runfolder import RunFolder
+from podling.run.folder import RunFolder
+from podling.run.metrics import MetricsLog, read_records, recent_loss
 
 
 def config(**run):
@@ -194,8 +194,8 @@ def test_a_full_disk_is_a_run_error_naming_the_file(run):
 import pathlib, resource, sys, dataclasses
 from podling.config import Config, RunConfig
 from podling.errors import RunError
-from podling.train.metrics import MetricsLog
-from podling.train.runfolder import RunPaths
+from podling.run.metrics import MetricsLog
+from podling.run.folder import RunPaths
 config = dataclasses.replace(Config(), run=RunConfig(tensorboard=False))
 log = MetricsLog(RunPaths(pathlib.Path(sys.argv[1])), config, restored_step=0, say=print)
 resource.setrlimit(resource.RLIMIT_FSIZE, (50, resource.RLIM_INFINITY))

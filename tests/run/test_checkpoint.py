@@ -17,9 +17,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from podling.errors import InputError, RunError
-from podling.train import manifest
-from podling.train.checkpoint import Checkpoints, hash_state, state_bytes
-from podling.train.environment import environment, environment_changes
+from podling.run import manifest
+from podling.run.checkpoint import Checkpoints, hash_state, state_bytes
+from podling.run.environment import environment, environment_changes
 
 
 @jax.tree_util.register_dataclass
@@ -263,7 +263,7 @@ def test_a_file_size_limit_stops_with_the_last_good_checkpoint_intact(tmp_path):
         import resource, sys, pathlib
         import jax, jax.numpy as jnp
         from podling.errors import RunError
-        from podling.train.checkpoint import Checkpoints, hash_state
+        from podling.run.checkpoint import Checkpoints, hash_state
         checkpoints = Checkpoints(pathlib.Path(sys.argv[1]))
         state = {f"w{i}": jax.random.normal(jax.random.key(i), (1 << 15,)) for i in range(30)}
         checkpoints.save(1, state, {})

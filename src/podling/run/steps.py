@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from podling.files import sync_folder
-from podling.train import manifest
+from podling.run import manifest
 
 PARTIAL = ".partial"
 

@@ -13,7 +13,7 @@ from typing import Any
 from podling.config import Config, from_dict, to_dict
 from podling.errors import InputError, Problem, RunError
 from podling.files import atomic_write, read_json
-from podling.train.match import match
+from podling.run.match import match
 
 RUN_VERSION = 1
 

@@ -12,7 +12,7 @@ from typing import Any
 from podling.config import Config, to_dict
 from podling.errors import InputError, Problem
 from podling.files import atomic_write, writing
-from podling.train.runfolder import RunPaths
+from podling.run.folder import RunPaths
 
 
 class MetricsLog:

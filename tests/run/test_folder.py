@@ -13,8 +13,8 @@ import pytest
 
 from podling.config import Config, flags
 from podling.errors import InputError
-from podling.train.match import FREE, SAID
-from podling.train.runfolder import RunFolder, load_run
+from podling.run.folder import RunFolder, load_run
+from podling.run.match import FREE, SAID
 
 PRINTS = {"data": "a" * 64, "tokenizer": "b" * 64}
 
@@ -145,7 +145,7 @@ def test_loading_what_is_no_run_names_the_runs_nearby(out):
 HOLD = """
 import sys, time, pathlib
 from podling.config import Config
-from podling.train.runfolder import RunFolder
+from podling.run.folder import RunFolder
 run = RunFolder.open(pathlib.Path(sys.argv[1]), Config(), {})
 print("held", flush=True)
 time.sleep(60)
@@ -176,5 +176,5 @@ def test_a_second_writer_is_refused_until_the_first_is_gone_even_by_kill(tmp_pat
 
 
 def test_opening_a_run_needs_no_jax():
-    program = "import sys, podling.train.runfolder; sys.exit(any(m in sys.modules for m in ('jax', 'numpy')))"
+    program = "import sys, podling.run.folder; sys.exit(any(m in sys.modules for m in ('jax', 'numpy')))"
     assert subprocess.run([sys.executable, "-c", program], timeout=30).returncode == 0

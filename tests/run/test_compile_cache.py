@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from podling.train.compile_cache import HASHES
+from podling.run.compile_cache import HASHES
 
 PROGRAM = """
 import sys, pathlib
 import jax, jax.numpy as jnp
-from podling.train import compile_cache
+from podling.run import compile_cache
 compile_cache.WORTH_S = 0
 hits = []
 jax.monitoring.register_event_listener(lambda name, **_: hits.append(name) if name.endswith("cache_hits") else None)

@@ -1,0 +1,1 @@
+"""A run's folder and everything in it that must survive: lock, configuration, checkpoints, metrics, programs."""

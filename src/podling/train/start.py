@@ -1,0 +1,74 @@
+"""From a configuration to a running loop: the gates that need no JAX, so that they answer at once."""
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+from podling.config import Config
+from podling.data.prepare import prepare
+from podling.data.shards import Prepared
+from podling.errors import InputError, Problem
+from podling.run.folder import RunFolder
+from podling.train.progress import Reporter
+
+
+def train(config: Config, reporter: Reporter) -> dict[str, Any]:
+    """Train a model, or continue the run that `config.run.out` holds.
+
+    Args:
+        config: validated. A run folder of the same configuration is continued; a finished one is only summarised.
+        reporter: told everything a person would want to know.
+
+    Returns:
+        The summary: `run, params, tokens, steps, train_loss, val_loss, val_bits_per_byte, unigram_loss, bigram_loss,
+        tokens_per_s, mfu, data_wait_share, retraces, wall_s, export` and more.
+
+    Raises:
+        InputError: data, devices or run folder cannot be used as they are.
+        RunError: the run could not go on; what was saved is intact.
+        Interrupted: a signal stopped the run after saving.
+    """
+    began_s = time.perf_counter()
+    config, prepared = prepare_data(config, reporter)
+    fingerprints = {"data": prepared.fingerprint, "tokenizer": prepared.tokenizer.fingerprint}
+    with RunFolder.open(Path(config.run.out), config, fingerprints) as folder:
+        for note in folder.notes:
+            reporter.say(note)
+        if folder.summary is not None:
+            reporter.say(f"{folder.path} is finished")
+            reporter.summary(folder.summary)
+            return folder.summary
+        prepared.tokenizer.save(folder.paths.tokenizer)
+        with reporter.status("starting JAX", 3):
+            from podling.train.loop import run
+        try:
+            return run(config, prepared, folder, reporter, began_s)
+        except InputError:
+            folder.withdraw()
+            raise
+
+
+def prepare_data(config: Config, reporter: Reporter) -> tuple[Config, Prepared]:
+    """The data gate: tokenise (or find it done), and settle what the configuration left to the data.
+
+    Returns:
+        The configuration with `model.vocab_size` and `train.steps` known, and the prepared data.
+
+    Raises:
+        InputError: nothing to read, unreadable text, a vocabulary of another size than asked.
+    """
+    with reporter.preparing() as progress:
+        prepared = Prepared.open(prepare(config.data, None, progress))
+    reporter.say(f"data: {prepared.summary()}")
+    vocab_size = prepared.tokenizer.vocab_size
+    if config.model.vocab_size not in (0, vocab_size):
+        what = f"is {config.model.vocab_size}, and the tokenizer has {vocab_size} tokens"
+        raise InputError(Problem("--model.vocab-size", what, "leave it out: it is taken from the tokenizer"))
+    train = config.train
+    if train.tokens:
+        steps = -(-train.tokens // train.batch_tokens)
+        reporter.say(f"{train.tokens:,} tokens are {steps:,} steps of {train.batch_tokens:,}")
+        train = dataclasses.replace(train, steps=steps, tokens=0)
+    model = dataclasses.replace(config.model, vocab_size=vocab_size)
+    return dataclasses.replace(config, model=model, train=train), prepared
