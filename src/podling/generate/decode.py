@@ -85,26 +85,22 @@ def generate(
         args = (for_decoding(params, cfg, dtype), *_pad(prompts, _bucket(longest, cfg)), rules)
     params, cache_length = args[0], _bucket(longest + settings.max_tokens, cfg)
     state = _timed(timing, "prefill_s", prefill, args, cfg=cfg, cache_length=cache_length, dtype=dtype)
-    ids, drawn, active = np.asarray(state.token)[None], np.ones((1, rows), bool), np.asarray(state.active)
-    finished, total = np.zeros(rows, bool), np.ones(rows, int)
+    ids, drawn, total = np.asarray(state.token)[None], np.ones((1, rows), bool), np.zeros(rows, int)
     while True:
-        ended = ~active & ~finished
-        for row in np.flatnonzero(drawn.any(axis=0)):
+        active, total = np.asarray(state.active), total + drawn.sum(axis=0)
+        for row in np.flatnonzero(drawn.any(axis=0)):  # only rows that were active draw
             new = ids[drawn[:, row], row].tolist()
-            finish = None
-            if ended[row]:
-                finish = _finish_reason(new[-1], end_id, stop_ids, total[row] >= settings.max_tokens)
-                new = new[:-1] if finish in ("end_of_text", "stop") else new
-            yield Tokens(int(row), new, finish)
-        finished = ~active
-        if finished.all():
+            all_drawn = bool(total[row] >= settings.max_tokens)
+            finish = None if active[row] else _finish_reason(new[-1], end_id, stop_ids, all_drawn)
+            yield Tokens(int(row), new[:-1] if finish in ("end_of_text", "stop") else new, finish)
+        if not active.any():
             return
         # The state goes in as a donated argument and comes back: the cache is updated where it lies.
+        args, first = (params, state, rules), bool(total.max() == 1)  # prefill drew one for each row
         state, ids, drawn = _timed(
-            timing, "decode_s", decode, (params, state, rules), cfg=cfg, steps=tokens_per_call, dtype=dtype
+            timing, "decode_s", decode, args, compile=first, cfg=cfg, steps=tokens_per_call, dtype=dtype
         )
-        ids, drawn, active = np.asarray(ids), np.asarray(drawn), np.asarray(state.active)
-        total += drawn.sum(axis=0)
+        ids, drawn = np.asarray(ids), np.asarray(drawn)
         timing.decoded += int(drawn.sum())
 
 
@@ -130,10 +126,13 @@ def _pad(prompts: list[list[int]], width: int) -> tuple[jax.Array, jax.Array]:
     return jnp.asarray(padded), jnp.asarray([len(prompt) for prompt in prompts], jnp.int32)
 
 
-def _timed(timing: Timing, stage: str, function: Any, args: tuple[Any, ...], **static: Any) -> Any:
+def _timed(
+    timing: Timing, stage: str, function: Any, args: tuple[Any, ...], *, compile: bool = True, **static: Any
+) -> Any:
     with jax.set_mesh(NO_MESH):
         start = time.perf_counter()
-        function.lower(*args, **static).compile()  # found compiled by the call below, so that only work is timed there
+        if compile:  # the call below finds it compiled, so that only work is timed there
+            function.lower(*args, **static).compile()
         compiled = time.perf_counter()
         result = jax.block_until_ready(function(*args, **static))
     timing.compile_s += compiled - start
