@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from podling.cli import platform
 from podling.cli.platform import choose_platform
 
 
@@ -23,6 +24,20 @@ def test_platform(device: str, before: str, after: str, monkeypatch: pytest.Monk
     monkeypatch.setenv("JAX_PLATFORMS", before)
     monkeypatch.delitem(sys.modules, "jax", raising=False)
     choose_platform(device)
+    assert os.environ["JAX_PLATFORMS"] == after
+
+
+@pytest.mark.parametrize(
+    ("libtpu", "found", "after"), [(True, None, "cpu"), (True, "tpu", ""), (True, "gpu", ""), (False, None, "")]
+)
+def test_the_tpu_compiler_without_a_tpu_is_left_asleep(
+    libtpu: bool, found: str | None, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "")
+    monkeypatch.delitem(sys.modules, "jax", raising=False)
+    monkeypatch.setattr(platform, "find_spec", lambda name: libtpu)
+    monkeypatch.setattr(platform, "accelerator", lambda: found)
+    choose_platform("auto")
     assert os.environ["JAX_PLATFORMS"] == after
 
 

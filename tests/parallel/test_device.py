@@ -23,13 +23,13 @@ def test_the_cpus_are_taken(asked):
     assert select_devices(asked) == jax.devices() and len(jax.devices()) == 8
 
 
-@pytest.mark.parametrize(("pattern", "kind", "extra"), [("nvidia", "GPU", "cuda"), ("accel", "TPU", "tpu")])
-def test_an_accelerator_that_jax_cannot_use_is_never_passed_over(monkeypatch, pattern, kind, extra):
-    monkeypatch.setattr(device.glob, "glob", lambda path: [f"/dev/{pattern}0"] if pattern in path else [])
+@pytest.mark.parametrize(("kind", "extra"), [("gpu", "cuda"), ("tpu", "tpu")])
+def test_an_accelerator_that_jax_cannot_use_is_never_passed_over(monkeypatch, kind, extra):
+    monkeypatch.setattr(device, "accelerator", lambda: kind)
     monkeypatch.delenv("JAX_PLATFORMS")
     with pytest.raises(InputError) as error:
         select_devices("auto")
-    assert f"this machine has a {kind} that JAX cannot use" in str(error.value)
+    assert f"this machine has a {kind.upper()} that JAX cannot use" in str(error.value)
     assert f"podling[{extra}]" in str(error.value)
     assert select_devices("cpu")  # said on purpose
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")

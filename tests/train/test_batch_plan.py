@@ -18,14 +18,18 @@ def config(**train) -> Config:
     return Config(model=MODEL, train=TrainConfig(**{"batch_tokens": 128 * 48, **train}))
 
 
+def mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> dict[str, int]:
+    return {"data": data, "fsdp": fsdp, "tensor": tensor}
+
+
 def test_everything_in_one_piece_when_it_fits():
-    plan = plan_batch(config(), 4, 4, PLENTY)
+    plan = plan_batch(config(), mesh(4), 4, PLENTY)
     assert (plan.rows, plan.micro_batch, plan.micro_steps, plan.tokens) == (48, 48, 1, 6144)
     assert str(plan) == "6,144 tokens a step: 48 rows of 128, in one piece"
 
 
 def test_the_micro_batch_that_was_asked_for():
-    plan = plan_batch(config(micro_batch=16), 8, 4, PLENTY)
+    plan = plan_batch(config(micro_batch=16), mesh(8), 4, PLENTY)
     assert (plan.micro_batch, plan.micro_steps) == (16, 3)
     assert str(plan) == "6,144 tokens a step: 48 rows of 128, 3 micro-batches of 16 rows"
 
@@ -36,14 +40,23 @@ def test_the_derived_micro_batch_is_the_largest_that_divides_and_fits(ways, rows
     cfg = config()
     weights = 16 * (4 * (4 * 128**2 + 2 * 128 * 512) + 1000 * 128)
     memory = int((rows_that_fit * row_bytes(cfg, 4) + weights) / 0.75) + 8
-    plan = plan_batch(cfg, ways, 4, memory)
+    plan = plan_batch(cfg, mesh(ways), 4, memory)
     assert plan.micro_batch * plan.micro_steps == 48 and plan.micro_batch % ways == 0
     per_device = [size for size in range(1, 49) if 48 % (size * ways) == 0 and size <= max(rows_that_fit, 1)]
     assert plan.micro_batch == max(per_device) * ways
 
 
+@pytest.mark.parametrize("sizes", [mesh(fsdp=4), mesh(fsdp=2, tensor=2), mesh(tensor=4)])
+def test_a_sharded_state_leaves_room_for_rows(sizes):
+    cfg = config()
+    weights = 16 * (4 * (4 * 128**2 + 2 * 128 * 512) + 1000 * 128)
+    memory = int((3 * row_bytes(cfg, 4) + weights / 4) / 0.75) + 8
+    assert plan_batch(cfg, sizes, 4, memory).micro_batch == 3 * sizes["data"] * sizes["fsdp"]
+    assert plan_batch(cfg, mesh(4), 4, memory).micro_batch < 3 * 4
+
+
 def test_one_row_a_device_even_when_nothing_seems_to_fit():
-    assert plan_batch(config(), 4, 4, 1).micro_batch == 4
+    assert plan_batch(config(), mesh(4), 4, 1).micro_batch == 4
 
 
 @pytest.mark.parametrize(
@@ -58,7 +71,7 @@ def test_one_row_a_device_even_when_nothing_seems_to_fit():
 )
 def test_what_does_not_divide_is_refused_and_never_rounded(train, ways, words):
     with pytest.raises(InputError) as error:
-        plan_batch(config(**train), ways, 4, PLENTY)
+        plan_batch(config(**train), mesh(ways), 4, PLENTY)
     for word in words:
         assert word in str(error.value)
 

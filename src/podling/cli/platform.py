@@ -2,6 +2,9 @@
 
 import os
 import sys
+from importlib.util import find_spec
+
+from podling.parallel.hardware import accelerator
 
 
 def choose_platform(device: str) -> None:
@@ -18,6 +21,10 @@ def choose_platform(device: str) -> None:
     if "jax" in sys.modules:
         return
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # C++ information and warnings
+    if os.environ.get("JAX_PLATFORMS"):
+        return
     names = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
-    if device in names and not os.environ.get("JAX_PLATFORMS"):
+    if device in names:
         os.environ["JAX_PLATFORMS"] = names[device]
+    elif find_spec("libtpu") and accelerator() is None:  # the TPU compiler is here and no TPU
+        os.environ["JAX_PLATFORMS"] = "cpu"

@@ -23,8 +23,8 @@ Attend = Callable[[Heads, Heads, Heads], Heads]
 
 REMAT = {
     "none": lambda f: f,
-    "dots": partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable),
-    "full": jax.checkpoint,
+    "dots": partial(jax.checkpoint, prevent_cse=False, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable),
+    "full": partial(jax.checkpoint, prevent_cse=False),  # inside a scan there is nothing to merge with
 }
 
 

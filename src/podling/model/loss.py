@@ -1,5 +1,7 @@
 """Next-token cross-entropy in float32, as a sum and a count that are divided once, at the very end."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -38,7 +40,7 @@ def cross_entropy(
     def split(x: Array) -> Array:  # [B, T, ...] -> [chunks, B, chunk, ...]
         return jnp.moveaxis(x.reshape(x.shape[0], length // chunk, chunk, *x.shape[2:]), 1, 0)
 
-    @jax.checkpoint
+    @partial(jax.checkpoint, prevent_cse=False)
     def add_chunk(total: Array, piece: tuple[Array, Array, Array]) -> tuple[Array, None]:
         return total + _nll_sum(table, *piece, cfg), None
 

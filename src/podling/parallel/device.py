@@ -1,6 +1,5 @@
 """Which devices a run uses, and how fast they can be at best."""
 
-import glob
 import os
 import time
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from podling.errors import InputError, Problem
+from podling.parallel.hardware import accelerator
 
 # Dense peak FLOP/s in bfloat16 by JAX's device_kind. Sources: Google Cloud TPU system architecture pages (per chip; v2
 # and v3 show as cores, half a chip each); NVIDIA data sheets of the named cards, without sparsity.
@@ -51,8 +51,8 @@ def select_devices(asked: str) -> list[Any]:
     if asked not in ("auto", found):
         what = f"{asked} was asked for, and JAX finds only {found}"
         raise InputError(Problem("--device", what, _install_hint(asked)))
-    idle = _unused_accelerator()
-    if asked == "auto" and found == "cpu" and idle and os.environ.get("JAX_PLATFORMS") != "cpu":
+    idle = accelerator() if found == "cpu" else None
+    if asked == "auto" and idle and os.environ.get("JAX_PLATFORMS") != "cpu":
         raise InputError(
             Problem("--device", f"this machine has a {idle.upper()} that JAX cannot use", _install_hint(idle))
         )
@@ -64,12 +64,6 @@ def _install_hint(kind: str) -> str:
         return "start Python with JAX_PLATFORMS=cpu"
     extra = {"tpu": "tpu", "gpu": "cuda"}[kind]
     return f"pip install 'podling[{extra}]', or say --device cpu to train on the CPU"
-
-
-def _unused_accelerator() -> str | None:
-    if glob.glob("/dev/nvidia[0-9]*"):
-        return "gpu"
-    return "tpu" if glob.glob("/dev/accel[0-9]*") else None
 
 
 def compute_dtype(asked: str, platform: str) -> Any:

@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 from podling.errors import InputError
 from podling.files import atomic_write, read_json
@@ -31,6 +32,7 @@ class CompileCache:
         for path in self._entries():
             if known.get(path.name) != _sha256(path):
                 path.unlink()
+        compilation_cache.reset_cache()  # JAX opens a folder once; this may be the second run of a notebook's process
         jax.config.update("jax_compilation_cache_dir", str(self.folder.absolute()))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", WORTH_S)
 

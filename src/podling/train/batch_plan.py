@@ -1,7 +1,7 @@
 """How one optimizer step's tokens are cut: rows, micro-batches, accumulation."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,23 +27,24 @@ class BatchPlan:
         return f"{self.tokens:,} tokens a step: {self.rows} rows of {self.context}, {cut}"
 
 
-def plan_batch(config: Config, data_parallel: int, itemsize: int, device_bytes: int) -> BatchPlan:
+def plan_batch(config: Config, mesh_sizes: Mapping[str, int], itemsize: int, device_bytes: int) -> BatchPlan:
     """Derive micro-batch and accumulation from `batch_tokens`.
 
     Args:
         config: resolved.
-        data_parallel: how many ways rows are split over devices.
+        mesh_sizes: devices on each mesh axis: rows are split over data and fsdp, the state over fsdp and tensor.
         itemsize: bytes of the compute dtype.
         device_bytes: memory of one device.
 
     Raises:
         InputError: rows, or the micro-batch that was asked for, do not divide as they must.
     """
+    data_parallel = mesh_sizes["data"] * mesh_sizes["fsdp"]
     raise_if(batch_problems(config, data_parallel))
     context, rows, micro = config.model.context, _rows(config), config.train.micro_batch
     if not micro:
         # What parameters, moments and gradients leave, less a quarter for everything this estimate does not see.
-        state_bytes = 16 * _weights(config.model)
+        state_bytes = 16 * _weights(config.model) / (mesh_sizes["fsdp"] * mesh_sizes["tensor"])
         fits = max((0.75 * device_bytes - state_bytes) / row_bytes(config, itemsize), 1) * data_parallel
         sizes = [size for size in range(data_parallel, rows + 1, data_parallel) if rows % size == 0]
         micro = max(size for size in sizes if size <= max(fits, data_parallel))

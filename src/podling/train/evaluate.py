@@ -42,8 +42,8 @@ class EvalResult:
 
     @property
     def bits_per_byte(self) -> float:
-        """Comparable between tokenizers."""
-        return self.nll_sum / math.log(2) / self.bytes
+        """Comparable between tokenizers; NaN when no text was scored, only ends of documents."""
+        return self.nll_sum / math.log(2) / self.bytes if self.bytes else math.nan
 
     def record(self) -> dict[str, float | int]:
         """The fields of a metrics line."""

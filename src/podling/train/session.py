@@ -46,7 +46,7 @@ class Session:
         mesh = make_mesh(config.run.mesh, devices)
         dtype = compute_dtype(config.train.dtype, devices[0].platform)
         raise_if(shard_problems(config, mesh) + batch_problems(config, data_parallel(mesh)))
-        plan = plan_batch(config, data_parallel(mesh), dtype.itemsize, device_memory_bytes(devices))
+        plan = plan_batch(config, mesh.shape, dtype.itemsize, device_memory_bytes(devices))
         peak = peak_flops(devices, dtype)
         shape = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1) or "one device"
         reporter.say(f"device: {len(devices)} x {devices[0].device_kind} ({shape}), {dtype.name}")
