@@ -238,7 +238,9 @@ def test_the_live_view_fits_and_shows_every_figure(width):
 def test_the_summary_says_all_and_what_to_type_next(width):
     console = Console(width=width, color_system=None)
     with console.capture() as capture:
-        console.print(summary_view(SUMMARY | {"parse_share": 0.65, "bigram_parse_share": 0.05}, width))
+        console.print(
+            summary_view(SUMMARY | {"parse_share": 0.65, "bigram_parse_share": 0.05, "example_prompt": "def "}, width)
+        )
     text = capture.get()
     assert max(map(len, text.splitlines())) <= width
     assert re.search(r"unigram model +5\.9871", text)

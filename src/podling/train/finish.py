@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 
+from podling.data.shards import Prepared
 from podling.files import atomic_write
 from podling.generate.samples import python_parse_share, sample_text
 from podling.interop.hf import export_hf
@@ -46,10 +47,21 @@ def finish(
         "mfu_peak": session.peak.source,
         "retraces": session.counter.retraces,
         "export": export,
+        "example_prompt": example_prompt(session.prepared),
     }
     folder.mark_finished(summary)
     reporter.summary(summary)
     return summary
+
+
+def example_prompt(prepared: Prepared) -> str:
+    """Something to ask this model: `def `, or the first words of the held-out text (a few characters without spaces)."""
+    if prepared.kind == "python":
+        return "def "
+    head = [token for token in prepared.tokens("heldout")[:64].tolist() if token != prepared.tokenizer.eot_id]
+    line = next((line.strip() for line in prepared.tokenizer.decode(head).split("\n") if line.strip()), "")
+    words = line.replace("\ufffd", "").split()
+    return " ".join(words[:3])[:40] if len(words) > 2 else line.replace("\ufffd", "")[:8]
 
 
 def _write_samples(session: Session, folder: RunFolder, reporter: Reporter, params: Params) -> float | None:

@@ -74,9 +74,9 @@ def _facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _next(summary: dict[str, Any]) -> list[str]:
     run = shlex.quote(str(summary["run"]))
-    prompt = "'def '" if summary.get("parse_share") is not None else "'The '"
+    prompt = summary.get("example_prompt") or "The "
     return [
-        f"podling generate {run} --prompt {prompt}",
+        f"podling generate {run} --prompt {shlex.quote(prompt)}",
         f"podling evaluate {run}",
         f"podling export {run} --to hf DIR",
     ]
