@@ -1,5 +1,6 @@
 """The end of a run: samples, export, summary."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,7 +17,12 @@ from podling.train.session import Session
 
 
 def finish(
-    session: Session, folder: RunFolder, reporter: Reporter, params: Params, figures: dict[str, Any]
+    session: Session,
+    folder: RunFolder,
+    reporter: Reporter,
+    params: Params,
+    figures: dict[str, Any],
+    wall_s: Callable[[], float],
 ) -> dict[str, Any]:
     """Write samples and export, then the summary, which marks the run as finished.
 
@@ -28,6 +34,7 @@ def finish(
         reporter: shows a sample and the summary.
         params: as trained.
         figures: what the loop has measured, for the summary.
+        wall_s: seconds of work on the run until the moment it is called.
     """
     config = session.config
     parse_share = _write_samples(session, folder, reporter, params)
@@ -46,6 +53,7 @@ def finish(
         "parse_share": parse_share,
         "mfu_peak": session.peak.source,
         "retraces": session.counter.retraces,
+        "wall_s": wall_s(),
         "export": export,
         "example_prompt": example_prompt(session.prepared),
     }
@@ -55,7 +63,7 @@ def finish(
 
 
 def example_prompt(prepared: Prepared) -> str:
-    """Something to ask this model: `def `, or the first words of the held-out text (a few characters without spaces)."""
+    """Something to ask this model: `def `, or the first words (without spaces: characters) of the held-out text."""
     if prepared.kind == "python":
         return "def "
     head = [token for token in prepared.tokens("heldout")[:64].tolist() if token != prepared.tokenizer.eot_id]

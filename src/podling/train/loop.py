@@ -109,9 +109,8 @@ class Run:
             **dataclasses.asdict(baseline),
             **self.meter.totals(),
             "train_s": self.meter.train_s,
-            "wall_s": self.wall_s(),
         }
-        return finish(self.session, self.folder, self.reporter, state.params, figures)
+        return finish(self.session, self.folder, self.reporter, state.params, figures, self.wall_s)
 
     def restore(self, like: TrainState) -> tuple[TrainState, int]:
         """The newest good checkpoint, or the initial state."""

@@ -58,7 +58,8 @@ def _facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
     waited = f"{share(summary.get('data_wait_share'))} of the time waiting for data"
     peak = f" of the peak ({summary['mfu_peak']})" if summary.get("mfu_peak") and summary.get("mfu") is not None else ""
     retraces = summary.get("retraces")
-    steps = f"{summary['steps']:,} steps, {count(summary['tokens'])} tokens in {duration(summary.get('wall_s'))}"
+    took = f"{duration(summary.get('wall_s'))} ({duration(summary.get('train_s'))} of it in optimizer steps)"
+    steps = f"{summary['steps']:,} steps, {count(summary['tokens'])} tokens in {took}"
     facts = [
         ("model", f"{count(summary['params'])} parameters"),
         ("trained", steps + (f", traced again {retraces} times" if retraces else "")),
