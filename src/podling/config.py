@@ -37,11 +37,11 @@ class ModelConfig:
     """Transformer blocks."""
     heads: int = 4
     """Attention heads; must divide embed."""
-    embed: int = 256
+    embed: int = 192
     """Width of the residual stream."""
-    mlp: int = 1024
+    mlp: int = 768
     """Width of the MLP's hidden layer; follows --model.embed, as 4 times that, unless given."""
-    context: Annotated[int, flat("context")] = 256
+    context: Annotated[int, flat("context")] = 128
     """Tokens the model sees at once; also the length of a training sequence."""
     vocab_size: int = 0
     """Tokens in the vocabulary; 0 takes it from the tokenizer (any other value must agree with it)."""
@@ -81,7 +81,7 @@ class DataConfig:
 class OptimizerConfig:
     """AdamW with decoupled weight decay (Loshchilov & Hutter 2019) and a learning-rate schedule."""
 
-    lr: Annotated[float, flat("lr")] = 2e-3
+    lr: Annotated[float, flat("lr")] = 4e-3
     """Peak learning rate."""
     schedule: Literal["cosine", "linear", "wsd"] = "cosine"
     """Shape after warm-up: cosine, linear, or constant with a linear decay at the end (warm-up, stable, decay)."""
@@ -107,11 +107,11 @@ class OptimizerConfig:
 class TrainConfig:
     """How long, how much at a time, and in what precision."""
 
-    steps: Annotated[int, flat("steps")] = 600
+    steps: Annotated[int, flat("steps")] = 700
     """Optimizer steps."""
     tokens: Annotated[int, flat("tokens")] = 0
     """Training tokens instead of steps; rounded up to a whole step."""
-    batch_tokens: Annotated[int, flat("batch-tokens")] = 4096
+    batch_tokens: Annotated[int, flat("batch-tokens")] = 2048
     """Tokens in one optimizer step over all devices: a multiple of the context."""
     micro_batch: int = 0
     """Sequences in one forward pass over all devices; 0 derives the largest that fits the device."""
@@ -123,9 +123,9 @@ class TrainConfig:
     """What the backward pass recomputes: nothing, all but matmul results, or whole blocks."""
     loss_chunk: int = 0
     """Positions per chunk of the loss, so that full logits never exist; must divide the context; 0 for one piece."""
-    eval_every: Annotated[int, flat("eval-every")] = 200
+    eval_every: Annotated[int, flat("eval-every")] = 250
     """Steps between evaluations; 0 for only the one at the end."""
-    eval_tokens: int = 131072
+    eval_tokens: int = 65536
     """Held-out tokens per evaluation: the same windows every time; 0 for all of them."""
     samples: int = 20
     """Samples written at the end."""
@@ -143,7 +143,7 @@ class RunConfig:
     """Device to use; asking for one that is not there is an error, never a silent fallback."""
     mesh: Annotated[str, flat("mesh")] = "auto"
     """Devices per mesh axis, e.g. data=4,tensor=2; auto puts all of them on data."""
-    checkpoint_every: Annotated[int, flat("checkpoint-every")] = 200
+    checkpoint_every: Annotated[int, flat("checkpoint-every")] = 250
     """Steps between checkpoints; 0 for only the one at the end."""
     keep: int = 2
     """Checkpoints kept besides the best one."""

@@ -72,7 +72,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "gpt2-micro": Preset(
         "podling train",
-        "Two CPU cores, about three minutes of training: the default. 3.7M parameters.",
+        "Two CPU cores, about three minutes of training: the default. 2.2M parameters.",
         Config(),
     ),
     "gpt2-mini": _laptop(
