@@ -102,24 +102,24 @@ def test_a_file_with_several_mistakes_reports_them_all() -> None:
 @pytest.mark.parametrize(
     ("changes", "where", "says"),
     [
-        ({"model__heads": 3}, "--model.heads", "heads that do: 1, 2, 4"),
+        ({"model__heads": 5}, "--model.heads", "heads that do: 2, 3, 4, 6, 8"),
         ({"model__heads": 0}, "--model.heads", "at least 1"),
         ({"model__dropout": 1.0}, "--model.dropout", "less than 1"),
         ({"model__preset": "gpt2-xxl"}, "--model", "did you mean gpt2-xl?"),
-        ({"train__batch_tokens": 1000}, "--batch-tokens", "nearest: 768, 1024"),
-        ({"train__batch_tokens": 100}, "--batch-tokens", "nearest: 256"),
+        ({"train__batch_tokens": 1000}, "--batch-tokens", "nearest: 896, 1024"),
+        ({"train__batch_tokens": 100}, "--batch-tokens", "nearest: 128"),
         ({"train__micro_batch": 5}, "--train.micro-batch", "sizes that do: 1, 2, 4, 8"),
         ({"train__loss_chunk": 100}, "--train.loss-chunk", "sizes that do: 8, 16, 32, 64, 128"),
         ({"train__steps": -1}, "--steps", "at least 1"),
         ({"train__seed": -1}, "--seed", "from 0"),
         ({"train__dtype": "float16"}, "--dtype", "auto, float32, bfloat16"),
-        ({"train__tokens": 4096}, "--optimizer.warmup-steps", "longer than the run of 1"),
+        ({"train__tokens": 4096}, "--optimizer.warmup-steps", "longer than the run of 2"),
         ({"optimizer__lr": 0.0}, "--lr", "above 0"),
         ({"optimizer__lr": float("nan")}, "--lr", "above 0"),
         ({"optimizer__eps": float("inf")}, "--optimizer.eps", "above 0"),
         ({"optimizer__beta1": 1.0}, "--optimizer.beta1", "less than 1"),
         ({"optimizer__beta2": -0.1}, "--optimizer.beta2", "from 0"),
-        ({"optimizer__warmup_steps": 601}, "--optimizer.warmup-steps", "at most 600"),
+        ({"optimizer__warmup_steps": 701}, "--optimizer.warmup-steps", "at most 700"),
         ({"optimizer__clip_norm": -1.0}, "--optimizer.clip-norm", "0 or more"),
         ({"data__holdout": 0.0}, "--data.holdout", "between 0 and 1"),
         ({"data__holdout": 1.0}, "--data.holdout", "between 0 and 1"),
@@ -142,13 +142,13 @@ def test_one_bad_value_is_one_problem_that_teaches(changes: dict[str, Any], wher
 
 
 def test_all_problems_at_once() -> None:
-    config = changed(model__heads=3, train__batch_tokens=1000, optimizer__lr=-1.0, run__mesh="x=1", data__holdout=2.0)
+    config = changed(model__heads=5, train__batch_tokens=1000, optimizer__lr=-1.0, run__mesh="x=1", data__holdout=2.0)
     assert set(wheres(config)) == {"--model.heads", "--batch-tokens", "--lr", "--mesh", "--data.holdout"}
 
 
 def test_a_field_wrong_by_itself_is_not_also_wrong_in_relation() -> None:
     assert wheres(changed(model__context=0)) == ["--context"]
-    assert wheres(changed(model__embed=-4, model__heads=3)) == ["--model.embed"]
+    assert wheres(changed(model__embed=-4, model__heads=5)) == ["--model.embed"]
     assert wheres(changed(train__batch_tokens=0, train__tokens=5)) == ["--batch-tokens"]
 
 

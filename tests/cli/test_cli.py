@@ -59,7 +59,7 @@ def test_help_is_quick_and_worth_reading(command: str) -> None:
     "args",
     [
         ["train", "--stepz", "5"],
-        ["train", "--model.heads", "3"],
+        ["train", "--model.heads", "5"],
         ["prepare", "--limit", "ten"],
         ["generate"],
         ["generate", "no/such/run"],
@@ -99,7 +99,7 @@ def test_unknown_names_bring_the_nearest() -> None:
 def test_all_problems_at_once_as_one_json_object(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = podling(
-        "train", "--json", "--model.heads", "3", "--batch-tokens", "1000", "--stepz=5", "--seed", "x", "--lr",
+        "train", "--json", "--model.heads", "5", "--batch-tokens", "1000", "--stepz=5", "--seed", "x", "--lr",
         "--device", "tpv", "--out", "file/run", "--steps", "5", "--tokens", "9", "--no-run.export", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 2

@@ -168,7 +168,7 @@ def test_prepare_then_train_elsewhere(text: Path, tmp_path: Path, capfd: pytest.
 
 
 def test_data_problems_come_with_those_of_the_configuration(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    code, answer, _ = call(capfd, "train", "--data", str(tmp_path / "nothing.txt"), "--model.heads", "3")
+    code, answer, _ = call(capfd, "train", "--data", str(tmp_path / "nothing.txt"), "--model.heads", "5")
     assert code == 2
     wheres = [problem["where"] for problem in answer["error"]["problems"]]
     assert "--model.heads" in wheres and any("nothing.txt" in str(p) for p in answer["error"]["problems"])
