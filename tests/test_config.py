@@ -223,3 +223,14 @@ def test_steps_flag_wins_over_tokens_of_a_file() -> None:
 def test_flags_that_contradict_or_do_nothing(given_flags: set[str], changes: dict[str, Any], where: str) -> None:
     assert [problem.where for problem in settle(changed(**changes), frozenset(given_flags))[2]] == [where]
     assert settle(changed(**changes), frozenset())[2] == []
+
+
+def test_prepared_data_brings_its_own_settings(tmp_path: Path) -> None:
+    """A folder of characters was refused by every preset whose vocabulary size is not the default's."""
+    made = {"tokenizer": "char", "vocab_size": 2048, "holdout": 0.1, "an_older_field": 1}
+    (tmp_path / "manifest.json").write_text(json.dumps({"config": made}))
+    before = changed(data__paths=(str(tmp_path),), data__tokenizer="gpt2", data__vocab_size=999)
+    config, _, problems = settle(before, frozenset())
+    assert (config.data.tokenizer, config.data.vocab_size, config.data.holdout, problems) == ("char", 2048, 0.1, [])
+    asked, _, _ = settle(before, frozenset({"--tokenizer"}))
+    assert asked.data.tokenizer == "gpt2"  # said on purpose: it has to agree, and prepare says that it does not

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -108,7 +109,9 @@ def test_generate(trained: tuple[Path, dict[str, Any], str], capfd: pytest.Captu
     assert [completion["prompt"] for completion in answer["completions"]] == ["the cat "] * 2 + ["a dog "] * 2
     assert len(set(texts)) > 1 and all(completion["tokens"] <= 12 for completion in answer["completions"])
     assert main([*wanted, "--prompt", "the cat "]) == 0
-    assert capfd.readouterr().out == f"the cat {texts[0]}\n"
+    shown = capfd.readouterr()
+    assert shown.out == f"the cat {texts[0]}\n"
+    assert re.search(r"^stopped: (length|end of text|context of 32 full); [\d,]+ tokens/s$", shown.err, re.MULTILINE)
 
 
 def test_generate_reads_stdin(

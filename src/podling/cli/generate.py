@@ -1,6 +1,7 @@
 """`podling generate`."""
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -74,14 +75,28 @@ def _generate(args: Args, prompts: list[str]) -> dict[str, Any]:
     model = load_model(Path(args.run), lambda text: print(text, file=sys.stderr))
     events = generate_text(model, prompts, args.settings, dtype=compute_dtype(args.dtype, platform))
     generation = _shown(events, prompts)
-    if generation.tokens_per_s is not None:
-        print(f"{generation.tokens_per_s:,.0f} tokens/s", file=sys.stderr)
+    print(_ending(generation, model.config.model.context), file=sys.stderr)
     return {
         "run": args.run,
         "step": model.step,
         "completions": [asdict(completion) for completion in generation.completions],
         "tokens_per_s": generation.tokens_per_s,
     }
+
+
+def _ending(generation: Any, context: int) -> str:
+    """Why the texts ended where they did, and how fast they came."""
+    words: dict[str, str] = {
+        "end_of_text": "end of text",
+        "stop": "stop string",
+        "context_full": f"context of {context} full",
+    }
+    reasons: Counter[str] = Counter(
+        words.get(str(done.finish_reason), str(done.finish_reason)) for done in generation.completions
+    )
+    told = ", ".join(f"{reason} ({times})" if len(reasons) > 1 else reason for reason, times in reasons.items())
+    rate = f"; {generation.tokens_per_s:,.0f} tokens/s" if generation.tokens_per_s is not None else ""
+    return f"stopped: {told}{rate}"
 
 
 def _shown(events: Iterator[Any], prompts: list[str]) -> Any:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import FlagCreatePairsOff, arg
 
 from podling.cli.parse import peek
-from podling.config import Config, DataConfig, from_dict, to_dict
+from podling.config import Config, DataConfig, flags, from_dict, to_dict
 from podling.data.prepare import check_data, is_prepared
 from podling.errors import InputError, Problem
 from podling.files import read_json
@@ -99,6 +99,7 @@ def settle(config: Config, given: frozenset[str]) -> tuple[Config, list[str], li
     Returns:
         The settled configuration, notes for the person on what was derived, and problems.
     """
+    config = replace(config, data=_follow_prepared(config.data, given))
     problems = contradictions(config, given)
     notes: list[str] = []
     model, train = config.model, config.train
@@ -117,6 +118,18 @@ def settle(config: Config, given: frozenset[str]) -> tuple[Config, list[str], li
             f"warm-up shortened from {warmup} to {shorter} steps, a tenth of the run (--optimizer.warmup-steps)"
         )
     return config, notes, problems
+
+
+def _follow_prepared(data: DataConfig, given: frozenset[str]) -> DataConfig:
+    """Prepared data brings its own settings: a preset has no say in them, a flag on the command line must agree."""
+    if len(data.paths) != 1 or not is_prepared(data.paths[0]):
+        return data
+    made = read_json(Path(data.paths[0]) / "manifest.json").get("config", {})
+    names = {flag.field: flag.name for flag in flags() if flag.section == "data"}
+    kept: dict[str, Any] = {
+        field: value for field, value in made.items() if field in names and names[field] not in given
+    }
+    return replace(data, **kept)
 
 
 def data_problems(data: DataConfig, *, everything: bool) -> list[Problem]:
