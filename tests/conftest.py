@@ -1,6 +1,7 @@
 """Every test runs on the CPU, as eight devices, and may not lean on what JAX would forgive."""
 
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -18,6 +19,14 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PARITY = all(find_spec(name) for name in ("torch", "transformers"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _signals_as_in_a_terminal() -> None:
+    """A shell starts background jobs with Ctrl-C ignored, and the runs that tests start would inherit that."""
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
 
 
 @pytest.fixture(scope="session")

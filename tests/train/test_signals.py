@@ -17,6 +17,18 @@ def test_a_signal_is_only_noted(number):
         assert stop.signal_number == number
 
 
+def test_a_signal_that_is_ignored_stays_ignored():
+    """nohup ignores SIGHUP, so that a run outlives its terminal."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.signal_number is None
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_second_ctrl_c_does_not_wait():
     with StopRequest() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
