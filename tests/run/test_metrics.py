@@ -12,7 +12,7 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import masked_crc32c
 
-from podling.config import Config, RunConfig
+from podling.config import Config, RunConfig, TrainConfig
 from podling.errors import InputError, RunError
 from podling.run.folder import RunFolder
 from podling.run.metrics import MetricsLog, read_records, recent_loss
@@ -186,13 +186,36 @@ def test_wandb_gets_the_records_under_one_id_over_sessions(run, monkeypatch):
     assert logged == [(1, {"train/loss": 4.0}), (2, {"train/loss": 2.0}), (3, {"train/loss": 4.0 / 3})]
     assert len(finished) == 2
     assert started[0]["id"] == started[1]["id"] and started[0]["resume"] == "allow"
-    assert started[0]["project"] == "pods" and started[0]["config"]["train"]["steps"] == 600
+    assert started[0]["project"] == "pods" and started[0]["config"]["train"]["steps"] == TrainConfig().steps
+
+
+def test_a_full_disk_ends_the_run_even_if_the_events_meet_it_first(run):
+    """The thread that wrote events died of it, and after a thousand more of them the run hung."""
+    program = """
+import pathlib, resource, sys, dataclasses
+from podling.config import Config
+from podling.errors import RunError
+from podling.run.metrics import MetricsLog
+from podling.run.folder import RunPaths
+run = RunPaths(pathlib.Path(sys.argv[1]))
+log = MetricsLog(run, Config(), restored_step=0, say=print)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+try:
+    for step in range(1, 5000):
+        log.write({"step": step, **{f"figure_{n}": 0.5 for n in range(9)}})
+except RunError as error:
+    log.close()
+    sys.exit(f"{error}")
+"""
+    done = subprocess.run([sys.executable, "-c", program, str(run.path)], capture_output=True, text=True, timeout=60)
+    assert str(run.path) in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 1
 
 
 def test_a_full_disk_is_a_run_error_naming_the_file(run):
     program = """
 import pathlib, resource, sys, dataclasses
-from podling.config import Config, RunConfig
+from podling.config import Config, RunConfig, TrainConfig
 from podling.errors import RunError
 from podling.run.metrics import MetricsLog
 from podling.run.folder import RunPaths

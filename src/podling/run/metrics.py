@@ -12,6 +12,7 @@ from typing import Any
 from podling.config import Config, to_dict
 from podling.errors import InputError, Problem
 from podling.files import atomic_write, writing
+from podling.run.events import EventFile
 from podling.run.folder import RunPaths
 
 
@@ -40,7 +41,7 @@ class MetricsLog:
         self._recorded = {(restored_step, *record) for record in kept if record.get("step") == restored_step}
         with writing(self.path):
             self._file = open(self.path, "ab")
-        self._events = _open_events(run.tensorboard, restored_step) if config.run.tensorboard else None
+        self._events = EventFile(run.tensorboard, restored_step) if config.run.tensorboard else None
 
     def write(self, record: dict[str, Any]) -> None:
         """Append one record; `step` says where it belongs. Numbers that are not finite become null.
@@ -61,8 +62,7 @@ class MetricsLog:
         scalars = {f"{_section(key)}/{key}": value for key, value in record.items() if _is_scalar(key, value)}
         step = record.get("step")
         if self._events is not None:
-            for tag, value in scalars.items():
-                self._events.add_scalar(tag, value, step)
+            self._events.scalars(scalars, record.get("step", 0))
         if self._wandb is not None:
             # A resumed run sends some steps twice; W&B keeps the first, and the second is bit-equal.
             self._wandb.log(scalars, step=step)
@@ -140,18 +140,6 @@ def _drop_after(path: Path, restored_step: int, say: Callable[[str], None]) -> l
 def _is_after(record: dict[str, Any], step: int) -> bool:
     at = record.get("step")
     return isinstance(at, int | float) and at > step
-
-
-def _open_events(folder: Path, restored_step: int) -> Any:
-    from tensorboardX import SummaryWriter
-
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        # purge_step has TensorBoard forget what an earlier session wrote from there on.
-        purge = restored_step + 1 if any(folder.iterdir()) else None
-        # Without the suffix two sessions begun in the same second write, and overwrite, one file.
-        suffix = f".{uuid.uuid4().hex[:8]}"
-        return SummaryWriter(str(folder), purge_step=purge, flush_secs=10, filename_suffix=suffix)
 
 
 def _start_wandb(run: RunPaths, config: Config) -> Any:
