@@ -64,7 +64,7 @@ def test_another_configuration_is_refused_naming_every_field(out):
     with pytest.raises(InputError) as caught:
         RunFolder.open(out, other, PRINTS)
     lines = {problem.where: problem.what for problem in caught.value.problems}
-    assert lines["--steps"] == "600 → 5"
+    assert lines["--steps"] == "700 → 5"
     assert lines["--lr"] == "0.002 → 0.5"
     assert lines["--model.layers"] == "4 → 9"
     assert "--data" not in lines, "the same text at another place is no other configuration"
