@@ -64,8 +64,8 @@ def test_another_configuration_is_refused_naming_every_field(out):
     with pytest.raises(InputError) as caught:
         RunFolder.open(out, other, PRINTS)
     lines = {problem.where: problem.what for problem in caught.value.problems}
-    assert lines["--steps"] == "700 → 5"
-    assert lines["--lr"] == "0.002 → 0.5"
+    assert lines["--steps"] == f"{Config().train.steps} → 5"
+    assert lines["--lr"] == f"{Config().optimizer.lr} → 0.5"
     assert lines["--model.layers"] == "4 → 9"
     assert "--data" not in lines, "the same text at another place is no other configuration"
     assert len(lines) == 4 and "another configuration" in str(caught.value) and "--resume" in str(caught.value)
