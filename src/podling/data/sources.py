@@ -25,7 +25,10 @@ CODE = (
 TEXT_SUFFIXES = frozenset((PROSE + " " + CODE).split())
 JSONL_SUFFIXES = frozenset((".jsonl", ".ndjson"))
 KNOWN = "known: .txt, .md, source code, .jsonl, .parquet, each also .gz or .zst; rename plain text to .txt"
-_STDLIB_WITHOUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3"}
+_STDLIB_WITHOUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3"} | {
+    "encodings",  # code page tables, and
+    "pydoc_data",  # the manual as one string: made by programs, a fifth of the text, and no example of Python
+}
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ def is_prepared(path: Path | str) -> bool:
 
 
 def _standard_library() -> list[Source]:
-    """The standard library's own source, the default text: every .py file but its tests and installed packages."""
+    """The standard library's own source, the default text: every .py file that a person wrote, without tests."""
     root = sysconfig.get_path("stdlib")
     return [_source(path) for path in _walk(root, _STDLIB_WITHOUT) if path.endswith(".py") and os.path.getsize(path)]
 
