@@ -1,8 +1,6 @@
 """`python -m podling` is the `podling` command."""
 
-import sys
-
-from podling.cli.main import main
+from podling.cli.main import entry
 
 if __name__ == "__main__":
-    sys.exit(main())
+    entry()

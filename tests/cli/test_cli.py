@@ -204,3 +204,25 @@ def test_sigterm_reaches_finally_blocks() -> None:
     body = "\n    try: os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)\n    finally: print('closed')"
     assert "closed" in fake(body).stdout
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+SWALLOWED = """
+import os, signal, sys, threading, time
+from podling.cli import main as cli
+cli.GIVE_UP_S = 0.3
+def stubborn(argv):
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        time.sleep(30)
+    except KeyboardInterrupt:  # as a callback inside JAX does
+        time.sleep(30)
+cli._command = lambda name: type("C", (), {"main": staticmethod(stubborn)})
+sys.argv = ["podling", "train", "--json"]
+cli.entry()
+"""
+
+
+def test_ctrl_c_ends_the_program_even_when_a_library_swallows_it() -> None:
+    done = subprocess.run([sys.executable, "-c", SWALLOWED], capture_output=True, text=True, timeout=20)
+    assert done.returncode == 130
+    assert json.loads(done.stdout)["exit_code"] == 130

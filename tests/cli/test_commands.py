@@ -1,5 +1,6 @@
 """From text to an exported model and back, by the commands alone."""
 
+import io
 import json
 import os
 import random
@@ -121,6 +122,22 @@ def test_generate_reads_stdin(
     code, answer, _ = call(capfd, "generate", str(trained[0]), "--max-tokens", "3")
     sys.stdin.close()
     assert (code, answer["completions"][0]["prompt"]) == (0, "")
+
+
+def test_generate_refuses_what_is_not_text(
+    trained: tuple[Path, dict[str, Any], str], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"ok \xff bad")))
+    code, answer, _ = call(capfd, "generate", str(trained[0]))
+    assert (code, answer["error"]["problems"][0]["what"]) == (2, "is not UTF-8 at byte 3 (0xff)")
+
+
+def test_a_short_text_is_evaluated_whole(
+    trained: tuple[Path, dict[str, Any], str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "short.txt").write_text("the cat sat on the mat and saw the dog\n")
+    code, answer, _ = call(capfd, "evaluate", str(trained[0]), "--data", str(tmp_path / "short.txt"))
+    assert code == 0 and 36 <= answer["val_tokens"] <= 40
 
 
 def test_export_import_evaluate(

@@ -131,3 +131,14 @@ def test_a_prepared_folder_is_not_mixed_with_text(folder, tmp_path):
 )
 def test_hub_names(name, parts):
     assert module.hub_parts(name) == parts
+
+
+def test_linked_folders_are_read_once_and_loops_end(tmp_path):
+    """They were passed over without a word."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "a.txt").write_text("a")
+    (tmp_path / "main").mkdir()
+    (tmp_path / "main" / "linked").symlink_to(tmp_path / "real")
+    (tmp_path / "main" / "again").symlink_to(tmp_path / "real")
+    (tmp_path / "main" / "loop").symlink_to(tmp_path / "main")
+    assert names(tmp_path / "main") == [str(tmp_path / "main" / "again" / "a.txt")]

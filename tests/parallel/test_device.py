@@ -41,7 +41,7 @@ def test_jax_that_does_not_start(monkeypatch):
         raise RuntimeError("Unable to initialize backend 'tpu'")
 
     monkeypatch.setattr(device.jax, "default_backend", broken)
-    with pytest.raises(InputError, match="JAX could not start: Unable to initialize backend"):
+    with pytest.raises(InputError, match="JAX could not start on auto: Unable to initialize backend"):
         select_devices("auto")
 
 
@@ -82,3 +82,15 @@ def test_a_cpus_peak_is_measured_and_shared_by_its_devices(monkeypatch):
 def test_the_measurement_is_of_a_matrix_product():
     """Wide, and still false for a wrong unit or for a product that was not waited for."""
     assert 1e8 < device._measure_gemm(jax.devices()[0], size=256, repeats=2) < 1e14
+
+
+def test_a_gpu_that_does_not_answer(monkeypatch):
+    """JAX says so with a bare AssertionError."""
+
+    def broken() -> str:
+        raise AssertionError
+
+    monkeypatch.setattr(device.jax, "default_backend", broken)
+    with pytest.raises(InputError, match="JAX could not start on gpu: no such device was found") as error:
+        select_devices("gpu")
+    assert "podling[cuda]" in str(error.value)

@@ -56,7 +56,11 @@ def test_a_finished_run_gives_its_summary(out):
         run.mark_finished({"val_loss": 1.5, "run": "日本"})
         assert run.finished
     with RunFolder.open(out, Config(), PRINTS) as run:
-        assert run.finished and run.summary == {"val_loss": 1.5, "run": "日本"}
+        assert run.finished and run.summary == {"val_loss": 1.5, "run": str(out), "export": None}
+    (out / "export").mkdir()
+    moved = out.rename(out.with_name("moved"))
+    with RunFolder.open(moved, Config(), PRINTS) as run:  # the summary speaks of where things are now
+        assert run.summary == {"val_loss": 1.5, "run": str(moved), "export": str(moved / "export")}
 
 
 def test_another_configuration_is_refused_naming_every_field(out):

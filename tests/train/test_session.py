@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import shutil
 
 import jax
 import numpy as np
@@ -19,7 +20,7 @@ from podling.run.folder import RunFolder
 from podling.train.baselines import baselines
 from podling.train.initial import initial_params
 from podling.train.session import Session, shard_problems
-from podling.train.start import prepare_data
+from podling.train.start import init_problems, prepare_data
 from podling.train.step import init_state
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -174,13 +175,13 @@ def like_on(mesh: str, config: Config) -> Params:
         )
 
 
-def test_init_takes_the_newest_checkpoint_onto_this_runs_mesh(session, source):
+def test_init_takes_the_best_checkpoint_onto_this_runs_mesh(session, source):
     path, states = source
     reporter = Collector()
     like = like_on("data=4,tensor=2", session.config)
-    params = initial_params(path, like, session, reporter)
-    assert f"starting from {path}, step 7" in reporter.text
-    for got, expected, struct in zip(*map(jax.tree.leaves, (params, states[7].params, like)), strict=True):
+    params = initial_params(path, like, reporter)
+    assert f"starting from {path}, step 3" in reporter.text
+    for got, expected, struct in zip(*map(jax.tree.leaves, (params, states[3].params, like)), strict=True):
         np.testing.assert_array_equal(got, expected)
         assert got.sharding.is_equivalent_to(struct.sharding, got.ndim)
 
@@ -188,13 +189,34 @@ def test_init_takes_the_newest_checkpoint_onto_this_runs_mesh(session, source):
 def test_init_from_another_model_names_every_difference(session, source):
     path, _ = source
     model = dataclasses.replace(session.config.model, layers=2, mlp=64, dropout=0.3)
-    other = dataclasses.replace(session, config=dataclasses.replace(session.config, model=model))
-    with pytest.raises(InputError) as error:
-        initial_params(path, like_on("data=8", other.config), other, Collector())
-    differences = [problem.what for problem in error.value.problems]
-    assert differences == ["layers is 1, this run's is 2", "mlp is 32, this run's is 64"]  # dropout may differ
+    problems = init_problems(path, dataclasses.replace(session.config, model=model), session.prepared)
+    differences = [(problem.what, problem.fix) for problem in problems]
+    assert differences == [  # dropout may differ
+        ("layers is 1, this run's is 2", "use --model.layers 1"),
+        ("mlp is 32, this run's is 64", "use --model.mlp 32"),
+    ]
 
 
 def test_init_from_what_is_no_run(session, tmp_path):
     with pytest.raises(InputError, match="is not a run folder"):
-        initial_params(tmp_path, like_on("data=8", session.config), session, Collector())
+        init_problems(tmp_path, session.config, session.prepared)
+
+
+@pytest.mark.parametrize("damage", [lambda tokens: tokens[::7].fill(5), lambda tokens: tokens[3:4].fill(60000)])
+def test_tokens_that_changed_since_they_were_prepared_are_refused(session, tmp_path, damage):
+    """A run went on with them, and JAX clamped the ids that no vocabulary has."""
+    folder = tmp_path / "prepared"
+    shutil.copytree(session.prepared.path, folder)
+    shard = sorted(folder.glob("train-*.bin"))[0]
+    tokens = np.fromfile(shard, session.prepared.manifest["dtype"])
+    damage(tokens)
+    tokens.tofile(shard)
+    config = dataclasses.replace(session.config, data=DataConfig(paths=(str(folder),)))
+    with pytest.raises(InputError, match=str(shard)):
+        prepare_data(config, Collector())
+
+
+def test_text_shorter_than_a_context_is_refused_before_jax_starts(session, tmp_path):
+    model = dataclasses.replace(session.config.model, context=10**6)
+    with pytest.raises(InputError, match="fewer than one context of 1,000,000"):
+        prepare_data(dataclasses.replace(session.config, model=model), Collector())

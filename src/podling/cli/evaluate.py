@@ -88,6 +88,7 @@ def _checked(parsed: Parsed[Args]) -> tuple[Config, DataConfig]:
         errors=args.errors,
         split_on_eot=args.split_on_eot,
         limit=args.limit,
+        holdout=0.5,  # both parts are scored; this only keeps a short text from being too short to divide
         cache=config.data.cache,
     )
     if len(args.data) == 1 and is_prepared(args.data[0]):
@@ -108,7 +109,7 @@ def _evaluate(args: Args, config: Config, folder: Path, reporter: Any) -> dict[s
     from podling.parallel.mesh import data_parallel, make_mesh
     from podling.train.evaluate import EvalResult, Evaluator
 
-    prepared = Prepared.open(folder)
+    prepared = Prepared.open(folder, verify=True)
     if not args.data and prepared.fingerprint != read_json(open_run(args.run)[1].facts)["fingerprints"]["data"]:
         what = "the text of this run is no longer what it was trained on"
         raise InputError(Problem(args.run, what, "bring it back, or score other text with --data PATH"))

@@ -60,9 +60,28 @@ def main(argv: list[str]) -> dict[str, Any]:
         problems.append(
             Problem("--prompt", "there is nothing to continue", 'give --prompt TEXT ("" starts a new text)')
         )
+    for number, prompt in enumerate(args.prompt, start=1):
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            problems.append(Problem("--prompt", f"text {number} is not UTF-8 at character {error.start}"))
     raise_if(problems)
-    prompts = list(args.prompt) or [sys.stdin.read()]
+    prompts = list(args.prompt) or [_stdin()]
     return _generate(args, [prompt for prompt in prompts for _ in range(args.samples)])
+
+
+def _stdin() -> str:
+    """What comes on stdin.
+
+    Raises:
+        InputError: it is not UTF-8, with the offset.
+    """
+    data = sys.stdin.buffer.read() if hasattr(sys.stdin, "buffer") else sys.stdin.read().encode()
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        what = f"is not UTF-8 at byte {error.start} (0x{data[error.start]:02x})"
+        raise InputError(Problem("stdin", what, "convert it, for example with iconv -t UTF-8")) from error
 
 
 def _generate(args: Args, prompts: list[str]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ SIGTERM. With `--json` exactly one object goes to stdout, whatever happens; ever
 import contextlib
 import difflib
 import importlib
+import io
 import json
 import math
 import os
@@ -21,7 +22,7 @@ from podling import __version__
 from podling.errors import InputError, PodlingError, Problem
 
 COMMANDS = {
-    "train": ("podling.cli.train", "train a model on text; with no arguments, on text found on this machine"),
+    "train": ("podling.cli.train", "train a model on text; with no arguments, on text found here"),
     "prepare": ("podling.cli.prepare", "turn text into token shards, before a device is held"),
     "generate": ("podling.cli.generate", "continue a text with a trained model"),
     "evaluate": ("podling.cli.evaluate", "measure a model on held-out text"),
@@ -40,10 +41,14 @@ commands:
   podling --version         the version
 
 examples:
-  podling train                                   a small GPT on this machine's own Python source, in minutes
-  podling train --data my_texts/ --model gpt2     GPT-2 on your text
-  podling generate runs/default --prompt "def "   what the model writes
+  podling train                                  a small GPT, on code found here
+  podling train --data my_texts/ --model gpt2    GPT-2 on your text
+  podling generate runs/default --prompt "def "  what the model writes
 """
+
+
+GIVE_UP_S = 5.0
+"""Time for a stopped program to unwind. A callback inside JAX can swallow the exception, and then it never would."""
 
 
 class Terminated(BaseException):
@@ -60,8 +65,24 @@ def main(argv: list[str] | None = None) -> int:
         print(f"podling {__version__}")
         return 0
     as_json = "--json" in argv and not {"-h", "--help"} & set(argv)
-    with _terminable(), _stdout_for_json(as_json) as answer:
+    with _stdout_for_json(as_json) as answer, _stoppable(argv[0], answer):
         return _run(argv, answer)
+
+
+def entry() -> None:
+    """The `podling` program: `main`, and an end that nothing can spoil."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character is no reason to stop
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    code = main()
+    if code > 128:
+        # Stopped by a signal, perhaps while a library was starting its threads: taking the interpreter down in order
+        # has been seen to crash then, and there is nothing left to put in order.
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _run(argv: list[str], answer: Any) -> int:
@@ -73,9 +94,9 @@ def _run(argv: list[str], answer: Any) -> int:
     except SystemExit as stop:  # a printed help text
         return stop.code if isinstance(stop.code, int) else 0
     except KeyboardInterrupt:
-        return _fail(argv[0], [Problem("interrupted", "stopped by Ctrl-C")], 128 + signal.SIGINT, answer)
+        return _fail(argv[0], [_stopped_by(signal.SIGINT)], 128 + signal.SIGINT, answer)
     except Terminated:
-        return _fail(argv[0], [Problem("interrupted", "stopped by SIGTERM")], 128 + signal.SIGTERM, answer)
+        return _fail(argv[0], [_stopped_by(signal.SIGTERM)], 128 + signal.SIGTERM, answer)
     except BrokenPipeError:  # the reader left, as in `podling generate RUN | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
@@ -146,17 +167,35 @@ def _finite(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM unwinds the program instead of ending it on the spot."""
+def _stoppable(command: str, answer: Any) -> Iterator[None]:
+    """Ctrl-C and SIGTERM unwind the program; when a library swallows that, the program ends all the same."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def stop(signum: int, frame: Any) -> None:
-        raise Terminated
+    def give_up(problem: Problem, code: int) -> None:
+        _fail(command, [problem], code, answer)
+        sys.stderr.flush()
+        os._exit(code)
 
-    before = signal.signal(signal.SIGTERM, stop)
+    def stop(signum: int, frame: Any) -> None:
+        if not timers:
+            timers.append(threading.Timer(GIVE_UP_S, give_up, (_stopped_by(signum), 128 + signum)))
+            timers[0].daemon = True
+            timers[0].start()
+        raise KeyboardInterrupt if signum == signal.SIGINT else Terminated
+
+    timers: list[threading.Timer] = []
+    ignored = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is signal.SIG_IGN]
+    before = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM) if n not in ignored}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for timer in timers:
+            timer.cancel()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stopped_by(signum: int) -> Problem:
+    return Problem("interrupted", "stopped by Ctrl-C" if signum == signal.SIGINT else "stopped by SIGTERM")

@@ -59,7 +59,7 @@ class Batches:
 
         self._prepared, self._tokens = prepared, prepared.tokens("train")
         self.context, self.rows, self.micro_steps = context, rows, micro_steps
-        _check_length(prepared, "train", len(self._tokens), context)
+        check_length(prepared, "train", context)
         self.windows = -(-(len(self._tokens) - 1) // context)
         order = grain.MapDataset.range(self.windows).seed(seed).shuffle().repeat()
         self._order = order.batch(rows * micro_steps)
@@ -139,7 +139,7 @@ def heldout_windows(prepared: Prepared, context: int, max_tokens: int, split: Sp
         InputError: the held-out text is shorter than two tokens.
     """
     tokens = prepared.tokens(split)
-    _check_length(prepared, split, len(tokens), 1)
+    check_length(prepared, split, 1)
     windows = -(-(len(tokens) - 1) // context)
     chosen = np.arange(windows)
     if max_tokens and windows * context > max_tokens:
@@ -164,7 +164,13 @@ def _text_bytes(prepared: Prepared, targets: np.ndarray, split: SplitName) -> in
     return round(whole["text_bytes"] * targets.size / whole["tokens"])
 
 
-def _check_length(prepared: Prepared, split: SplitName, tokens: int, context: int) -> None:
+def check_length(prepared: Prepared, split: SplitName, context: int) -> None:
+    """Refuse a split that does not fill one window.
+
+    Raises:
+        InputError: with how much there is.
+    """
+    tokens = len(prepared.tokens(split))
     if tokens < context + 1:
         kind = "training" if split == "train" else "held-out"
         what = f"the {kind} text has {tokens:,} tokens, fewer than one context of {context:,} and the token after it"

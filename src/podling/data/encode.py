@@ -103,7 +103,9 @@ def _split_parts(cutter: Cutter, sources: Sources, config: DataConfig, split: Sp
 def _line_after(text: str, offset_bytes: int) -> int:
     """Where to divide `text` at or after a byte: after the next newline, else after white space, else right there."""
     place = len(text.encode()[:offset_bytes].decode(errors="ignore"))
-    match = re.compile(r"\n").search(text, place) or re.compile(r"\s").search(text, place)
+    match = re.compile(r"\n").search(text, place)
+    if match is None or match.end() == len(text):  # a newline at the very end would leave nothing to hold out
+        match = re.compile(r"\s").search(text, place) or match
     return match.end() if match else place
 
 

@@ -183,8 +183,8 @@ def _jsonl_lines(
         except json.JSONDecodeError as error:
             what = f"is not JSON: {error.msg} (column {error.colno})"
             raise InputError(Problem(where, what, "each line must be one JSON object")) from error
-        except RecursionError as error:
-            raise InputError(Problem(where, "is JSON nested too deeply")) from error
+        except (RecursionError, ValueError) as error:  # nested too deeply; a number of thousands of digits
+            raise InputError(Problem(where, f"is JSON that Python will not read: {error}")) from error
         if not isinstance(row, dict):
             raise InputError(Problem(where, f"is a JSON {type(row).__name__}", "each line must be one JSON object"))
         yield _field(source, where, row, config, counts), True

@@ -115,7 +115,13 @@ def _standard_library() -> list[Source]:
 
 
 def _walk(root: str, without: set[str] = frozenset()) -> Iterator[str]:  # pyright: ignore[reportArgumentType]
-    for folder, folders, files in os.walk(root):
+    seen: set[str] = set()
+    for folder, folders, files in os.walk(root, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:  # a link to a folder above it, or one that was read already
+            folders[:] = []
+            continue
+        seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in without)
         yield from (os.path.join(folder, name) for name in sorted(files) if not name.startswith("."))
 

@@ -9,6 +9,7 @@ import jax
 from podling.config import Config
 from podling.data.tokenizer import Tokenizer
 from podling.errors import InputError, Problem
+from podling.files import read_json
 from podling.model.spec import Params, abstract_params
 from podling.run.checkpoint import Checkpoints
 from podling.run.folder import load_run
@@ -41,6 +42,10 @@ def load_model(run: Path, say: Callable[[str], None], step: int | None = None) -
     tokenizer = Tokenizer.load(paths.tokenizer)
     if tokenizer.vocab_size > config.model.vocab_size:
         what = f"has {tokenizer.vocab_size} tokens, and the model {config.model.vocab_size}"
+        raise InputError(Problem(str(paths.tokenizer), what, "put the run's own tokenizer.json back"))
+    made_with = read_json(paths.facts).get("fingerprints", {}).get("tokenizer") if paths.facts.exists() else None
+    if made_with not in (None, tokenizer.fingerprint):
+        what = "is not the tokenizer this model was trained with"
         raise InputError(Problem(str(paths.tokenizer), what, "put the run's own tokenizer.json back"))
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     like = jax.tree.map(

@@ -46,8 +46,10 @@ def select_devices(asked: str) -> list[Any]:
     """
     try:
         found = jax.default_backend()
-    except RuntimeError as error:
-        raise InputError(Problem("--device", f"JAX could not start: {error}", "or say --device cpu")) from error
+    except (RuntimeError, AssertionError) as error:  # the second is how JAX says that no GPU answers
+        why = str(error).split("\n")[0] or "no such device was found"
+        fix = _install_hint(asked) if asked in ("tpu", "gpu") else "or say --device cpu"
+        raise InputError(Problem("--device", f"JAX could not start on {asked}: {why}", fix)) from error
     if asked not in ("auto", found):
         what = f"{asked} was asked for, and JAX finds only {found}"
         raise InputError(Problem("--device", what, _install_hint(asked)))

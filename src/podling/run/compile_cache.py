@@ -7,6 +7,7 @@ start from then on, and a flipped bit has been seen to load and compute NaN with
 
 import hashlib
 import json
+import warnings
 from pathlib import Path
 
 import jax
@@ -32,6 +33,8 @@ class CompileCache:
         for path in self._entries():
             if known.get(path.name) != _sha256(path):
                 path.unlink()
+        # A full disk costs a recompilation and is told where it matters, by the checkpoints.
+        warnings.filterwarnings("ignore", message="Error (reading|writing) persistent compilation cache")
         compilation_cache.reset_cache()  # JAX opens a folder once; this may be the second run of a notebook's process
         jax.config.update("jax_compilation_cache_dir", str(self.folder.absolute()))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", WORTH_S)

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import socket
 from dataclasses import dataclass
 from datetime import datetime
@@ -136,8 +137,11 @@ class RunFolder:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """What `mark_finished` was given; None before that."""
-        return read_json(self.paths.summary) if self.finished else None
+        """What `mark_finished` was given, with paths as they are now; None before that."""
+        if not self.finished:
+            return None
+        export = str(self.paths.export) if self.paths.export.exists() else None
+        return {**read_json(self.paths.summary), "run": str(self.path), "export": export}
 
     def mark_finished(self, summary: dict[str, Any]) -> None:
         """Write the summary: from now on the same command prints it and does nothing else."""
@@ -151,6 +155,11 @@ class RunFolder:
             path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # not there, or not empty
             self.paths.checkpoints.rmdir()
+        shutil.rmtree(self.paths.compile_cache, ignore_errors=True)
+        if not [entry for entry in self.path.iterdir() if entry != self.paths.lock]:
+            self.paths.lock.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self.path.rmdir()
 
     def close(self) -> None:
         """Let others write to the folder."""

@@ -117,7 +117,7 @@ class Run:
         if self.checkpoints.latest() is None:
             state = self.session.init_state()
             if self.config.run.init:
-                params = initial_params(Path(self.config.run.init), like.params, self.session, self.reporter)
+                params = initial_params(Path(self.config.run.init), like.params, self.reporter)
                 state = TrainState(step=state.step, params=params, opt_state=state.opt_state)
             return state, 0
         state, meta = self.checkpoints.restore(None, like, self.reporter.say)

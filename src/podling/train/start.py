@@ -6,11 +6,22 @@ from pathlib import Path
 from typing import Any
 
 from podling.config import Config
+from podling.data.batches import check_length
 from podling.data.prepare import prepare
 from podling.data.shards import Prepared
-from podling.errors import InputError, Problem
-from podling.run.folder import RunFolder
+from podling.data.tokenizer import Tokenizer
+from podling.errors import InputError, Problem, raise_if
+from podling.run.folder import RunFolder, load_run
 from podling.train.progress import Reporter
+
+SHAPE_FLAGS = {
+    "layers": "--model.layers",
+    "heads": "--model.heads",
+    "embed": "--model.embed",
+    "mlp": "--model.mlp",
+    "context": "--context",
+    "vocab_size": "--vocab-size",
+}
 
 
 def train(config: Config, reporter: Reporter) -> dict[str, Any]:
@@ -31,14 +42,17 @@ def train(config: Config, reporter: Reporter) -> dict[str, Any]:
     """
     began_s = time.perf_counter()
     config, prepared = prepare_data(config, reporter)
+    if config.run.init:
+        raise_if(init_problems(Path(config.run.init), config, prepared))
     fingerprints = {"data": prepared.fingerprint, "tokenizer": prepared.tokenizer.fingerprint}
     with RunFolder.open(Path(config.run.out), config, fingerprints) as folder:
         for note in folder.notes:
             reporter.say(note)
-        if folder.summary is not None:
+        summary = folder.summary
+        if summary is not None:
             reporter.say(f"{folder.path} is finished")
-            reporter.summary(folder.summary)
-            return folder.summary
+            reporter.summary(summary)
+            return summary
         prepared.tokenizer.save(folder.paths.tokenizer)
         with reporter.status("starting JAX", 3):
             from podling.train.loop import run
@@ -47,6 +61,20 @@ def train(config: Config, reporter: Reporter) -> dict[str, Any]:
         except InputError:
             folder.withdraw()
             raise
+
+
+def init_problems(path: Path, config: Config, prepared: Prepared) -> list[Problem]:
+    """Where the model of another run is not this run's, so that its weights cannot be the beginning."""
+    other, paths = load_run(path)
+    problems = [
+        Problem(f"--init {path}", f"{field} is {there}, this run's is {here}", f"use {flag} {there}")
+        for field, flag in SHAPE_FLAGS.items()
+        if (there := getattr(other.model, field)) != (here := getattr(config.model, field))
+    ]
+    if Tokenizer.load(paths.tokenizer).fingerprint != prepared.tokenizer.fingerprint:
+        what = "its tokenizer is not this run's"
+        problems.append(Problem(f"--init {path}", what, f"use --tokenizer {paths.tokenizer}"))
+    return problems
 
 
 def prepare_data(config: Config, reporter: Reporter) -> tuple[Config, Prepared]:
@@ -59,7 +87,10 @@ def prepare_data(config: Config, reporter: Reporter) -> tuple[Config, Prepared]:
         InputError: nothing to read, unreadable text, a vocabulary of another size than asked.
     """
     with reporter.preparing() as progress:
-        prepared = Prepared.open(prepare(config.data, None, progress))
+        folder = prepare(config.data, None, progress)
+    with reporter.status("checking the tokens", None):
+        prepared = Prepared.open(folder, verify=True)
+    check_length(prepared, "train", config.model.context)
     reporter.say(f"data: {prepared.summary()}")
     vocab_size = prepared.tokenizer.vocab_size
     if config.model.vocab_size not in (0, vocab_size):
