@@ -34,14 +34,18 @@ def atomic_write(path: Path | str, data: bytes | str) -> None:
                 file.write(data.encode() if isinstance(data, str) else data)
                 file.flush()
                 os.fsync(file.fileno())
-            # mkstemp makes files private; what podling writes is as readable as any other file of this user.
-            os.chmod(name, 0o666 & ~_umask())
+            share_like_others(name)
             os.replace(name, path)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(name)
             raise
         sync_folder(path.parent)
+
+
+def share_like_others(path: Path | str) -> None:
+    """Make a file that a library made private as readable as any other file of this user."""
+    os.chmod(path, 0o666 & ~_umask())
 
 
 def sync_folder(folder: Path) -> None:

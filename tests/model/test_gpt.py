@@ -223,3 +223,9 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_the_rest_in_float32(params):
     products = [line for line in text.splitlines() if "dot_general[" in line]
     assert len(products) == 7 and all(":bf16" in line or ":f32" in line for line in products)
     assert sum(":f32" in line for line in products) == 2  # attention scores and logits
+
+
+def test_more_tokens_than_positions_are_refused():
+    """JAX clamps positions as it clamps ids: the rest of the text would stand at the last one."""
+    with pytest.raises(ValueError, match="17 tokens, and the model's context is 16"):
+        forward(None, jnp.zeros((1, 17), jnp.int32), ModelConfig(context=16))  # type: ignore[arg-type]

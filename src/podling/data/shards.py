@@ -207,10 +207,10 @@ class Prepared:
     def summary(self) -> str:
         """Two lines or a few: what the text is, and what is held out; then what was left out or changed."""
         train, heldout = (self.manifest["splits"][split] for split in SPLITS)
-        tokens = train["tokens"] + heldout["tokens"]
+        documents, tokens = self.manifest["documents"], train["tokens"] + heldout["tokens"]
         text_bytes = train["text_bytes"] + heldout["text_bytes"]
         lines = [
-            f"{self.manifest['documents']:,} documents, {show_bytes(text_bytes)} of text, {tokens:,} tokens of "
+            f"{documents:,} document{'s' * (documents != 1)}, {show_bytes(text_bytes)} of text, {tokens:,} tokens of "
             f"{self.tokenizer.name} ({text_bytes / tokens:.2f} bytes per token)",
             f"held out: {self.manifest['split']}; {show_bytes(heldout['text_bytes'])} "
             f"({heldout['text_bytes'] / text_bytes:.1%}), {heldout['tokens']:,} tokens",

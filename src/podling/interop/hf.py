@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from podling.config import ModelConfig
 from podling.data.tokenizer import Tokenizer
 from podling.errors import InputError, Problem, RunError
-from podling.files import read_json, sync_folder, writing
+from podling.files import read_json, share_like_others, sync_folder, writing
 from podling.interop.compare import own_logits, transformers_logits
 from podling.interop.hf_config import hf_config, model_config
 from podling.interop.names import PREFIX, from_hf, to_hf
@@ -118,6 +118,7 @@ def _write(folder: Path, tensors: dict[str, np.ndarray], cfg: ModelConfig, token
     eot = tokenizer.eot_id
     try:
         save_file({PREFIX + name: tensor for name, tensor in tensors.items()}, folder / SINGLE, metadata=MARK)
+        share_like_others(folder / SINGLE)
     except SafetensorError as error:
         fix = "free some space, or raise the file-size limit, then repeat"
         raise RunError(Problem(str(folder / SINGLE), f"cannot be written: {error}", fix)) from error

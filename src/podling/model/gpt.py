@@ -47,7 +47,12 @@ def forward(
         dtype: compute precision; parameters are float32 and cast where they are used.
         remat: what the backward pass recomputes, a key of `REMAT`.
         dropout_key: None turns dropout off.
+
+    Raises:
+        ValueError: while tracing: more tokens than the model has positions (JAX would clamp them).
     """
+    if tokens.shape[1] > cfg.context:
+        raise ValueError(f"{tokens.shape[1]} tokens, and the model's context is {cfg.context}")
     mask = causal_mask(tokens.shape[1])
 
     def layer(x: Float[Array, "B T D"], inputs: tuple[Block, Array]) -> tuple[Float[Array, "B T D"], None]:

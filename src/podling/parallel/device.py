@@ -37,6 +37,13 @@ class Peak:
     flops_per_s: float | None  # of one device; None when unknown
     source: str
 
+    def __str__(self) -> str:
+        return (
+            self.source
+            if self.flops_per_s is None
+            else f"{self.flops_per_s / 1e9:,.0f} GFLOP/s a device, {self.source}"
+        )
+
 
 def select_devices(asked: str) -> list[Any]:
     """All devices of the asked kind; `auto` takes the best JAX has, and never a CPU beside an idle accelerator.

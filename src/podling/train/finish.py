@@ -51,7 +51,7 @@ def finish(
         "train_loss": recent_loss(folder.paths),
         **figures,
         "parse_share": parse_share,
-        "mfu_peak": session.peak.source,
+        "mfu_peak": str(session.peak),
         "retraces": session.counter.retraces,
         "wall_s": wall_s(),
         "export": export,

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from podling.config import Config
@@ -58,6 +59,8 @@ class Session:
         if batches.note:
             reporter.say(f"data: {batches.note}")
         windows = heldout_windows(prepared, context, config.train.eval_tokens)
+        scored, heldout = int(np.count_nonzero(windows.weights)), len(prepared.tokens("heldout"))
+        reporter.say(f"evaluation: {scored:,} of {heldout:,} held-out tokens, the same ones every time")
         counter = TraceCounter(make_train_step(config, dtype))
         return cls(
             config=config,
