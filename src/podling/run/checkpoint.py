@@ -8,6 +8,7 @@ the manifest is there because Orbax restores a flipped bit without a word.
 import contextlib
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -202,7 +203,14 @@ class Checkpoints:
         with contextlib.suppress(Exception):
             self._orbax.close()
         self._orbax = _orbax()
-        shutil.rmtree(partial, ignore_errors=True)
+        # Other arrays of the same save may still be on their way to the disk and make the folder anew.
+        gone = 0
+        for _ in range(50):
+            gone = gone + 1 if not partial.exists() else 0
+            if gone > 2:
+                return
+            shutil.rmtree(partial, ignore_errors=True)
+            time.sleep(0.05)
 
     def _failure(self, path: Path, error: Exception) -> RunError:
         last = self.latest()
