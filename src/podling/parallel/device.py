@@ -93,7 +93,7 @@ def peak_flops(devices: list[Any], dtype: Any) -> Peak:
     return Peak(PEAK_BF16_FLOPS[max(names, key=len)], f"published bfloat16 peak of {kind}")
 
 
-def _measure_gemm(device: Any, size: int = 1536, repeats: int = 6) -> float:
+def _measure_gemm(device: Any, size: int = 1536, repeats: int = 20) -> float:
     x = jax.device_put(jnp.ones((size, size), jnp.float32), device)
     product = jax.jit(lambda x: x @ x)
     product(x).block_until_ready()
