@@ -41,7 +41,7 @@ class ModelConfig:
     """Width of the residual stream."""
     mlp: int = 768
     """Width of the MLP's hidden layer; follows --model.embed, as 4 times that, unless given."""
-    context: Annotated[int, flat("context")] = 256
+    context: Annotated[int, flat("context")] = 128
     """Tokens the model sees at once; also the length of a training sequence."""
     vocab_size: int = 0
     """Tokens in the vocabulary; 0 takes it from the tokenizer (any other value must agree with it)."""
@@ -107,7 +107,7 @@ class OptimizerConfig:
 class TrainConfig:
     """How long, how much at a time, and in what precision."""
 
-    steps: Annotated[int, flat("steps")] = 660
+    steps: Annotated[int, flat("steps")] = 700
     """Optimizer steps."""
     tokens: Annotated[int, flat("tokens")] = 0
     """Training tokens instead of steps; rounded up to a whole step."""
