@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from podling.data.batches import heldout_windows
 from podling.data.ngram import NgramBaseline
 from podling.files import atomic_write, read_json
 from podling.generate.samples import SAMPLE_TOKENS, python_parse_share
@@ -32,8 +31,7 @@ def baselines(session: Session, folder: RunFolder, reporter: Reporter) -> Baseli
     prepared, config = session.prepared, session.config
     with reporter.status("counting unigrams and bigrams", None):
         ngram = NgramBaseline.fit(prepared.tokens("train"), config.model.vocab_size)
-        windows = heldout_windows(prepared, config.model.context, config.train.eval_tokens)
-        unigram, bigram = ngram.score(windows.inputs, windows.targets, windows.weights)
+        unigram, bigram = ngram.score(session.windows.inputs, session.windows.targets, session.windows.weights)
         share = None
         if prepared.kind == "python":
             rng, start = np.random.default_rng(config.train.seed), prepared.tokenizer.eot_id

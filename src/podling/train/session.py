@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from podling.config import Config
-from podling.data.batches import Batch, Batches, heldout_windows
+from podling.data.batches import Batch, Batches, EvalWindows, heldout_windows
 from podling.data.shards import Prepared
 from podling.errors import Problem, raise_if
 from podling.model.spec import padded_vocab
@@ -32,6 +32,7 @@ class Session:
     dtype: Any
     peak: Peak
     batches: Batches
+    windows: EvalWindows  # what is scored, by the model and by the baselines
     evaluate: Evaluator
     counter: TraceCounter
     train_step: Any
@@ -70,6 +71,7 @@ class Session:
             dtype=dtype,
             peak=peak,
             batches=batches,
+            windows=windows,
             evaluate=Evaluator(
                 config.model, windows, mesh, rows=plan.micro_batch, dtype=dtype, loss_chunk=config.train.loss_chunk
             ),
