@@ -5,7 +5,7 @@ moments rest between steps; compute is what they are gathered to, and how activa
 """
 
 import jax
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, PartitionSpec
 
 STORAGE: dict[str, str | None] = {
     "layers": None,
@@ -26,14 +26,22 @@ COMPUTE: dict[str, str | tuple[str, ...] | None] = {
 }
 
 
+def has_layout() -> bool:
+    """Whether arrays lie over a mesh here: neither without one, nor inside `shard_map` or `pmap`.
+
+    There the axes are manual, an array is what one device holds, and the very same model code computes on that.
+    """
+    return AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types
+
+
 def storage_spec(axes: tuple[str, ...]) -> PartitionSpec:
     """Where an array with these logical axes rests between steps."""
     return PartitionSpec(*(STORAGE[axis] for axis in axes))
 
 
 def stored_spec(axes: tuple[str, ...]) -> PartitionSpec | None:
-    """`storage_spec`, or None outside a mesh, where there is no choice to make."""
-    return None if jax.sharding.get_abstract_mesh().empty else storage_spec(axes)
+    """`storage_spec`, or None where there is no choice to make (see `has_layout`)."""
+    return storage_spec(axes) if has_layout() else None
 
 
 def activation_spec(axes: tuple[str, ...]) -> PartitionSpec:
@@ -42,8 +50,8 @@ def activation_spec(axes: tuple[str, ...]) -> PartitionSpec:
 
 
 def compute_spec(*axes: str) -> PartitionSpec | None:
-    """`activation_spec`, or None outside a mesh, where there is no choice to make."""
-    return None if jax.sharding.get_abstract_mesh().empty else activation_spec(axes)
+    """`activation_spec`, or None where there is no choice to make (see `has_layout`)."""
+    return activation_spec(axes) if has_layout() else None
 
 
 def gather(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
