@@ -1,0 +1,1 @@
+"""Starting a run somewhere else than in this process."""
