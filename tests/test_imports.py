@@ -14,7 +14,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = [
     {"errors"},
     {"config", "files"},
-    {"data", "parallel", "presets"},
+    {"data", "parallel", "presets", "hlo"},
     {"validate", "model"},
     {"run"},
     {"generate"},
