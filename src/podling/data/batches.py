@@ -1,8 +1,9 @@
 """Batches as a pure function of (seed, step, data), and the fixed windows that evaluation uses."""
 
+import hashlib
 import queue
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,7 +17,10 @@ PREFETCH_BATCHES = 4
 
 @dataclass(frozen=True)
 class Batch:
-    """One optimizer step's tokens: int32 [micro_steps, rows, context], weights float32 of the same shape."""
+    """One optimizer step's tokens: int32 [micro_steps, rows, context], weights float32 of the same shape.
+
+    Of the rows of a micro-batch it holds those that this process was asked to load, in their order.
+    """
 
     inputs: np.ndarray
     targets: np.ndarray
@@ -48,17 +52,28 @@ class Batches:
         rows: rows in a micro-batch, over all devices.
         micro_steps: micro-batches in a step.
         seed: decides the order.
+        mine: numbers of the micro-batch's rows that this process loads; all of them when not given.
 
     Raises:
         InputError: the training text is shorter than one window and the token after it.
     """
 
-    def __init__(self, prepared: Prepared, *, context: int, rows: int, micro_steps: int, seed: int):
+    def __init__(
+        self,
+        prepared: Prepared,
+        *,
+        context: int,
+        rows: int,
+        micro_steps: int,
+        seed: int,
+        mine: Sequence[int] | None = None,
+    ):
         # Grain imports JAX and takes a second: only training pays for that.
         import grain
 
         self._prepared, self._tokens = prepared, prepared.tokens("train")
         self.context, self.rows, self.micro_steps = context, rows, micro_steps
+        self.mine = np.arange(rows) if mine is None else np.asarray(mine)
         check_length(prepared, "train", context)
         self.windows = -(-(len(self._tokens) - 1) // context)
         order = grain.MapDataset.range(self.windows).seed(seed).shuffle().repeat()
@@ -74,11 +89,26 @@ class Batches:
         return np.minimum(np.asarray(self._order[step], np.int64) * self.context, len(self._tokens) - 1 - self.context)
 
     def batch(self, step: int) -> Batch:
-        """The batch of a step, counted from 0: the same for the same seed, step and data, whatever came before."""
-        rows = np.stack([self._tokens[start : start + self.context + 1] for start in self.starts(step)])
-        shape = (self.micro_steps, self.rows, self.context)
+        """The batch of a step, counted from 0: the same for the same seed, step and data, whatever came before.
+
+        Which windows it holds is known to every process; only this process's rows are read from the disk.
+        """
+        starts = self.starts(step).reshape(self.micro_steps, self.rows)[:, self.mine]
+        rows = self._read(starts.ravel())
+        shape = (*starts.shape, self.context)
         inputs, targets = rows[:, :-1].reshape(shape), rows[:, 1:].reshape(shape)
         return Batch(np.ascontiguousarray(inputs), np.ascontiguousarray(targets), np.ones(shape, np.float32))
+
+    def digest(self, step: int) -> str:
+        """SHA-256 of all tokens of a step's rows, in order: the same however they are cut and spread.
+
+        It reads the whole batch; made once a session, and once a checkpoint.
+        """
+        return hashlib.sha256(np.ascontiguousarray(self._read(self.starts(step)), "<i4")).hexdigest()
+
+    def _read(self, starts: np.ndarray) -> np.ndarray:
+        """Rows of a window and the token after it, int32 [starts, context + 1]."""
+        return np.stack([self._tokens[start : start + self.context + 1] for start in starts])
 
     def documents(self, step: int) -> list[str]:
         """The documents a step's rows begin in, without repeats, for messages."""

@@ -3,6 +3,9 @@
 Layout: `checkpoints/<step>/state/` is what Orbax wrote, `checkpoints/<step>/manifest.json` says what must be in it.
 A step is written as `<step>.partial`, hashed, synced and then renamed, so a visible step is complete by construction;
 the manifest is there because Orbax restores a flipped bit without a word.
+
+Several processes share the folder: each writes and reads its own parts of the arrays, process 0 does the rest. Every
+method that speaks of `hosts` is called by all of them in the same order, and raises in all of them or in none.
 """
 
 import contextlib
@@ -15,16 +18,16 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
-from jax.experimental import multihost_utils
 
-from podling.errors import InputError, Problem, RunError
+from podling.errors import Problem, RunError
 from podling.files import show_bytes
+from podling.parallel.hosts import ALONE, Hosts, broadcast, exchange
 from podling.run import manifest
 from podling.run.environment import environment
+from podling.run.meeting import Meetings, Missed
 from podling.run.quiet import quiet_orbax
+from podling.run.restore import STATE, restore_good
 from podling.run.steps import PARTIAL, StepFolders
-
-STATE = "state"
 
 
 class Checkpoints:
@@ -33,14 +36,18 @@ class Checkpoints:
     Args:
         folder: RUN/checkpoints; made when first written to.
         keep: newest steps kept; the step with the lowest metric is kept besides.
+        hosts: the processes that save and restore together.
     """
 
-    def __init__(self, folder: Path, keep: int = 2):
+    def __init__(self, folder: Path, keep: int = 2, hosts: Hosts = ALONE):
         self.folder = Path(folder).absolute()
+        self.hosts = hosts
         self._folders = StepFolders(self.folder, keep)
-        self._orbax = _orbax()
+        self._meetings = Meetings(hosts)
+        self._orbax = self._new_orbax()
         self._thread: threading.Thread | None = None
-        self._error: tuple[Path, Exception] | None = None
+        self._partial = self.folder  # of the save under way
+        self._error: Exception | None = None
 
     def steps(self) -> list[int]:
         """Complete steps, oldest first. Whether their bytes are still good is known when one is restored."""
@@ -68,7 +75,7 @@ class Checkpoints:
             held_bytes = sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
             free_bytes = shutil.disk_usage(self.folder).free
         except OSError as error:
-            raise self._failure(self.folder, error) from error
+            raise self._failure(self.folder, _cause(error)) from error
         steps = self._folders.keep + 2  # the newest, the best, and the one being written
         needed_bytes = max(step_bytes, steps * step_bytes - held_bytes)
         if needed_bytes > free_bytes:
@@ -96,54 +103,54 @@ class Checkpoints:
             metric: what `best()` compares, lower is better.
 
         Raises:
-            RunError: this or the previous save could not be written.
+            RunError: this or the previous save could not be written, by any process.
         """
         self.wait()
-        if self._folders.is_good(step):
+        if self._begin(step):
             return
         quiet_orbax()
-        partial = self.folder / f"{step}{PARTIAL}"
+        self._partial = self.folder / f"{step}{PARTIAL}"
         record = manifest.describe(step, state, meta | {"environment": environment()}, metric)
         try:
-            if jax.process_index() == 0:
-                self._folders.clean()
-                self._folders.begin(step)
-            self._orbax.save(partial / STATE, args=ocp.args.PyTreeSave(state))  # pyright: ignore[reportCallIssue]
+            self._orbax.save(self._partial / STATE, args=ocp.args.PyTreeSave(state))  # pyright: ignore[reportCallIssue]
         except Exception as error:
-            self._give_up(partial)
-            raise self._failure(partial, error) from error
-        self._thread = threading.Thread(target=self._commit, args=(step, partial, record), name=f"commit {step}")
+            self._give_up()
+            raise self._failure(self._partial, _cause(error)) from error
+        self._thread = threading.Thread(target=self._commit, args=(step, record), name=f"commit {step}")
         self._thread.start()
 
     def wait(self) -> None:
         """Block until the pending save is complete and visible.
 
         Raises:
-            RunError: it could not be written; the steps saved before are intact.
+            RunError: some process could not write it; the steps saved before are intact.
         """
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-            if jax.process_count() > 1:
-                multihost_utils.sync_global_devices("podling checkpoint is complete")
-        failed, self._error = self._error, None
-        if failed is not None:
-            self._give_up(failed[0])
-            raise self._failure(*failed) from failed[1]
+        if self._thread is None:
+            return
+        error = self._join()
+        causes = exchange(self.hosts, f"written {self._partial.name}", "" if error is None else _cause(error))
+        if any(causes):
+            self._give_up()
+            raise self._failure(self._partial, self._whose(causes)) from error
 
     def close(self) -> None:
-        """Wait for the pending save and release Orbax's threads.
+        """Wait for this process's share of the pending save and release Orbax's threads.
 
         Raises:
             RunError: as `wait`.
         """
         try:
-            self.wait()
+            # Not `wait`: a process that ends because of an error finds nobody to compare notes with.
+            if self._thread is not None and (error := self._join()) is not None:
+                self._give_up()
+                raise self._failure(self._partial, _cause(error)) from error
         finally:
             self._orbax.close()
 
     def restore(self, step: int | None, like: Any, say: Callable[[str], None]) -> tuple[Any, dict[str, Any]]:
         """Read a step whose every byte agrees with its manifest; damaged steps are said and passed over.
+
+        Several processes share the hashing of its files, and of the arrays each reads what its devices will hold.
 
         Args:
             step: the step to read, or None for the newest; when it is damaged the newest good one is read instead.
@@ -158,64 +165,79 @@ class Checkpoints:
             InputError: there is no good checkpoint, or it holds other arrays than `like` asks for.
         """
         self.wait()
-        newest_first = self.steps()[::-1]
-        if step is not None and step not in newest_first:
-            have = ", ".join(map(str, newest_first[::-1])) or "none"
-            raise InputError(Problem(str(self.folder), f"has no checkpoint of step {step}", f"there are: {have}"))
-        order = newest_first if step is None else [step, *(other for other in newest_first if other != step)]
-        damage: list[Problem] = []
-        for candidate in order:
-            path = self._folders.path(candidate)
+        return restore_good(self._folders, self.hosts, self._orbax, step, like, say)
+
+    def _begin(self, step: int) -> bool:
+        """Process 0 makes the folder to write into; True when a good checkpoint of this step is there already.
+
+        All hear how that went before any of them enters Orbax, whose barriers know no failure.
+        """
+        there, cause = False, ""
+        if self.hosts.is_first:
             try:
-                record = manifest.verify(path)
-            except manifest.Damaged as error:
-                damage.append(Problem(str(path), f"checkpoint is damaged: {error}"))
-                say(f"{damage[-1]}; trying the one before")
-                continue
-            manifest.check_leaves(path, record, like)
-            if damage:
-                say(f"restored step {candidate} from {path}")
-            return self._read(path / STATE, like), record["meta"]
-        if damage:
-            raise InputError(
-                [*damage, Problem(str(self.folder), "no good checkpoint is left", "train again in a new --out")]
-            )
-        raise InputError(Problem(str(self.folder), "there is no checkpoint", "train the run first"))
+                there = self._folders.is_good(step)
+                if not there:
+                    self._folders.clean()
+                    self._folders.begin(step)
+            except OSError as error:
+                cause = _cause(error)
+        there, cause = broadcast(self.hosts, f"begin {step}", [there, cause])
+        if cause:
+            raise self._failure(self.folder / f"{step}{PARTIAL}", cause)
+        self._meetings.begin(step)
+        return there
 
-    def _read(self, path: Path, like: Any) -> Any:
-        args = ocp.args.PyTreeRestore(  # pyright: ignore[reportCallIssue]
-            item=like, restore_args=ocp.checkpoint_utils.construct_restore_args(like), partial_restore=True
-        )
-        return self._orbax.restore(path, args=args)
+    def _commit(self, step: int, record: dict[str, Any]) -> None:
+        """Runs in its own thread: wait for Orbax, seal the step, make it visible, drop what is no longer kept.
 
-    def _commit(self, step: int, partial: Path, record: dict[str, Any]) -> None:
-        """Runs in its own thread: wait for Orbax, seal the step, make it visible, drop what is no longer kept."""
+        Process 0 hashes all files, also the ones others wrote: only then is a step visible as soon as it is written.
+        """
         try:
             self._orbax.wait_until_finished()
-            if jax.process_index() == 0:
-                manifest.seal(partial, record)
-                self._folders.publish(partial, step)
+            if self.hosts.is_first:
+                manifest.seal(self._partial, record)
+                self._folders.publish(self._partial, step)
         except Exception as error:  # handed to the main thread by wait()
-            self._error = partial, error
+            self._error = error
+            self._meetings.miss(_cause(error))
 
-    def _give_up(self, partial: Path) -> None:
+    def _join(self) -> Exception | None:
+        """Wait for `_commit`, and take its error."""
+        if self._thread is not None:
+            self._thread.join()
+        self._thread = None
+        error, self._error = self._error, None
+        return error
+
+    def _give_up(self) -> None:
         """After a failed save: an Orbax that failed once repeats its old errors, so a fresh one takes its place."""
         with contextlib.suppress(Exception):
             self._orbax.close()
-        self._orbax = _orbax()
+        self._orbax = self._new_orbax()
         # Other arrays of the same save may still be on their way to the disk and make the folder anew.
         gone = 0
-        for _ in range(50):
-            gone = gone + 1 if not partial.exists() else 0
+        for _ in range(50 if self.hosts.is_first else 0):
+            gone = gone + 1 if not self._partial.exists() else 0
             if gone > 2:
                 return
-            shutil.rmtree(partial, ignore_errors=True)
+            shutil.rmtree(self._partial, ignore_errors=True)
             time.sleep(0.05)
 
-    def _failure(self, path: Path, error: Exception) -> RunError:
+    def _new_orbax(self) -> ocp.AsyncCheckpointer:
+        return ocp.AsyncCheckpointer(
+            ocp.PyTreeCheckpointHandler(use_compression=False),
+            async_options=ocp.options.AsyncOptions(barrier_sync_fn=self._meetings.barrier),
+        )
+
+    def _whose(self, causes: list[str]) -> str:
+        """One failure in words, with the process where there are several."""
+        number, cause = next((number, cause) for number, cause in enumerate(causes) if cause)
+        return cause if self.hosts.count == 1 else f"process {number} of {self.hosts.count}: {cause}"
+
+    def _failure(self, path: Path, cause: str) -> RunError:
         last = self.latest()
         safe = "no checkpoint was saved before" if last is None else f"the checkpoint of step {last} is intact"
-        what = f"could not be written: {_cause(error)}"
+        what = f"could not be written: {cause}"
         return RunError(Problem(str(path), what, f"{safe}; repair this and run the same command"))
 
 
@@ -232,13 +254,11 @@ def hash_state(state: Any) -> str:
     return manifest.hash_leaves(state)
 
 
-def _orbax() -> ocp.AsyncCheckpointer:
-    return ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
-
-
 def _cause(error: BaseException) -> str:
     """The operating system's words where they can be found, else the first line of the message."""
     text = str(error)
+    if isinstance(error, Missed):
+        return text
     for known in ("No space left on device", "File too large", "Disk quota exceeded", "Read-only file system"):
         if known in text:
             return known
