@@ -49,7 +49,7 @@ def test_all_problems_of_a_mesh_at_once():
 def test_a_mesh_of_another_number_of_devices():
     with pytest.raises(InputError, match=r"data 2 x fsdp 2 x tensor 1 is 4 devices, and there are 8") as error:
         mesh_sizes("data=2,fsdp=2", 8)
-    assert "make the product 8, for example data=8" in str(error.value)
+    assert "nearest --mesh: data=4,fsdp=2; data=2,fsdp=4; data=2,fsdp=2,tensor=2; " in str(error.value)
 
 
 def test_a_mesh_has_all_three_axes_explicit():

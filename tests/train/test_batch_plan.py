@@ -62,7 +62,7 @@ def test_one_row_a_device_even_when_nothing_seems_to_fit():
 @pytest.mark.parametrize(
     ("train", "ways", "words"),
     [
-        ({}, 5, ["--batch-tokens", "6144 tokens are not whole rows of 128 over 5 devices", "multiple of 640"]),
+        ({}, 5, ["--batch-tokens", "6144 tokens are not whole rows of 128 over data x fsdp = 5", "multiple of 640"]),
         ({"batch_tokens": 6145}, 1, ["--batch-tokens", "multiple of 128"]),
         ({"micro_batch": 6}, 4, ["--train.micro-batch", "6 rows at a time", "multiple of 4 that divides 48"]),
         ({"micro_batch": 32}, 4, ["--train.micro-batch", "32 rows at a time"]),  # 48 rows would become 32

@@ -19,7 +19,7 @@ from podling.run.checkpoint import Checkpoints
 from podling.run.folder import RunFolder
 from podling.train.baselines import baselines
 from podling.train.initial import initial_params
-from podling.train.session import Session, shard_problems
+from podling.train.session import Session
 from podling.train.start import init_problems, prepare_data
 from podling.train.step import init_state
 
@@ -70,28 +70,22 @@ def test_a_vocabulary_size_that_is_not_the_tokenizers_is_refused(base):
 
 
 @pytest.mark.parametrize(
-    ("mesh", "model", "wrong"),
-    [
-        ("data=2,fsdp=2,tensor=2", {}, []),
-        ("tensor=8", {"heads": 12, "embed": 24, "mlp": 30}, ["--model.heads: 12", "--model.mlp: 30"]),
-        ("fsdp=8", {"heads": 1, "embed": 12, "mlp": 12}, ["--model.embed: 12 does not divide over fsdp=8"]),
-    ],
+    ("mesh", "words"), [("tensor=8", "--model.heads: 2 heads"), ("data=3", "3 devices, and there are 8")]
 )
-def test_everything_that_does_not_divide_over_the_mesh(base, mesh, model, wrong):
-    config = dataclasses.replace(base, model=dataclasses.replace(base.model, vocab_size=257, **model))
-    problems = [str(problem) for problem in shard_problems(config, make_mesh(mesh))]
-    assert len(problems) == len(wrong)
-    for problem, word in zip(problems, wrong, strict=True):
-        assert word in problem
+def test_a_mesh_that_does_not_fit_is_refused_by_the_device_gate(session, mesh, words):
+    config = dataclasses.replace(session.config, run=RunConfig(mesh=mesh))
+    with pytest.raises(InputError, match=words):
+        Session.open(config, session.prepared, Collector())
 
 
-def test_a_vocabulary_that_does_not_divide_over_three_devices(base):
-    model = dataclasses.replace(base.model, vocab_size=257, heads=3, embed=48, mlp=96)
-    mesh = make_mesh("tensor=3", jax.devices()[:3])
-    assert shard_problems(dataclasses.replace(base, model=model), mesh) == []  # 384 = 3 x 128
-    model = dataclasses.replace(model, vocab_size=256)
-    (problem,) = shard_problems(dataclasses.replace(base, model=model), mesh)
-    assert "vocabulary" in str(problem) and "256 does not divide over tensor=3" in str(problem)
+def test_what_auto_chose_is_said(session):
+    reporter = Collector()
+    config = dataclasses.replace(session.config, run=RunConfig())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device, "_measure_gemm", lambda chip: 1e11)
+        opened = Session.open(config, session.prepared, reporter)
+    assert dict(opened.mesh.shape) == {"data": 8, "fsdp": 1, "tensor": 1}
+    assert "mesh: data=8; the state (0.0 GiB) fits on every device, so only gradients travel" in reporter.said
 
 
 def test_the_abstract_state_is_the_state_without_its_bytes(session):

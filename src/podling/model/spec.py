@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 
 from podling.config import ModelConfig
+from podling.model.fit import padded_vocab
 from podling.parallel.mesh import storage_sharding
 from podling.parallel.rules import gather, stored_spec
 
-VOCAB_MULTIPLE = 128  # the vocabulary is padded to whole tiles of the matrix unit, and so that it divides over `tensor`
 INIT_STD = 0.02
 
 
@@ -63,11 +63,6 @@ class Params:
     blocks: Block
     final_scale: Any
     final_bias: Any
-
-
-def padded_vocab(cfg: ModelConfig) -> int:
-    """Rows of the token embedding: the vocabulary, up to a multiple of 128."""
-    return -(-cfg.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
 
 def param_specs(cfg: ModelConfig) -> Params:

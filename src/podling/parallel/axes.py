@@ -1,4 +1,7 @@
-"""Reading a mesh from text; needs no JAX, so that a typing error is answered at once."""
+"""Meshes as text and as sizes; needs no JAX, so that a typing error is answered at once."""
+
+import math
+from collections.abc import Callable, Mapping
 
 from podling.config import did_you_mean
 from podling.errors import Problem
@@ -21,3 +24,54 @@ def read_mesh(text: str) -> tuple[dict[str, int], list[Problem]]:
         else:
             sizes[axis] = int(size)
     return {axis: sizes.get(axis, 1) for axis in MESH_AXES}, problems
+
+
+def mesh_text(sizes: Mapping[str, int]) -> str:
+    """What to type after `--mesh` for these sizes; axes of size 1 are left out."""
+    return ",".join(f"{axis}={sizes[axis]}" for axis in MESH_AXES if sizes[axis] > 1) or "data=1"
+
+
+def batch_ways(sizes: Mapping[str, int]) -> int:
+    """How many ways the rows of a batch are split: data x fsdp."""
+    return sizes["data"] * sizes["fsdp"]
+
+
+def factorisations(devices: int) -> list[dict[str, int]]:
+    """Every mesh of this many devices, those with little tensor and then little fsdp first."""
+    divisors = [size for size in range(1, devices + 1) if devices % size == 0]
+    return [
+        {"data": devices // (tensor * fsdp), "fsdp": fsdp, "tensor": tensor}
+        for tensor in divisors
+        for fsdp in divisors
+        if devices % (tensor * fsdp) == 0
+    ]
+
+
+def nearest_meshes(
+    sizes: Mapping[str, int], devices: int, fits: Callable[[Mapping[str, int]], bool] = lambda sizes: True
+) -> list[dict[str, int]]:
+    """The meshes of this many devices that fit, nearest first.
+
+    That is fewest doublings away from `sizes` over all axes, and of those the one that shards the state as far.
+    """
+
+    def distance(mesh: Mapping[str, int]) -> tuple[float, float]:
+        doublings = {axis: math.log2(mesh[axis] / sizes[axis]) for axis in MESH_AXES}
+        return sum(map(abs, doublings.values())), abs(doublings["fsdp"] + doublings["tensor"])
+
+    return sorted(filter(fits, factorisations(devices)), key=distance)
+
+
+def listed_meshes(meshes: list[dict[str, int]], most: int = 4) -> str:
+    """The first few meshes as text, and how many more there are."""
+    more = f" (and {len(meshes) - most} more)" if len(meshes) > most else ""
+    return "; ".join(map(mesh_text, meshes[:most])) + more
+
+
+def count_problem(sizes: Mapping[str, int], devices: int, remedy: str) -> list[Problem]:
+    """What is wrong when a mesh is not of this many devices."""
+    product = math.prod(sizes.values())
+    if product == devices:
+        return []
+    shown = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
+    return [Problem("--mesh", f"{shown} is {product} devices, and there are {devices}", remedy)]

@@ -3,20 +3,23 @@
 Always all three axes, of size 1 where unused, so that one code path serves one device or a thousand.
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
-from podling.errors import InputError, Problem, raise_if
-from podling.parallel.axes import MESH_AXES, read_mesh
+from podling.errors import raise_if
+from podling.parallel.axes import MESH_AXES, batch_ways, count_problem, listed_meshes, nearest_meshes, read_mesh
 from podling.parallel.rules import activation_spec, storage_spec
+
+EXPLICIT = (AxisType.Explicit,) * len(MESH_AXES)
 
 
 def mesh_sizes(text: str, devices: int) -> dict[str, int]:
-    """Read `auto` (all devices on data) or `data=4,tensor=2` for this many devices.
+    """Read `data=4,tensor=2` for this many devices, whatever is laid over them; `auto` is all of them on data.
+
+    What `auto` is for a model that is trained, `train.auto_mesh` decides.
 
     Raises:
         InputError: text that names no mesh, or one that is not of this many devices.
@@ -25,33 +28,36 @@ def mesh_sizes(text: str, devices: int) -> dict[str, int]:
         return {**dict.fromkeys(MESH_AXES, 1), "data": devices}
     sizes, problems = read_mesh(text)
     raise_if(problems)
-    product = math.prod(sizes.values())
-    if product != devices:
-        shown = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
-        what = f"{shown} is {product} devices, and there are {devices}"
-        raise InputError(Problem("--mesh", what, f"make the product {devices}, for example data={devices}"))
+    raise_if(count_problem(sizes, devices, f"nearest --mesh: {listed_meshes(nearest_meshes(sizes, devices))}"))
     return sizes
 
 
 def make_mesh(text: str, devices: Sequence[Any] | None = None) -> Mesh:
-    """Arrange the devices (default: all) as `mesh_sizes` reads `text`."""
+    """Arrange the devices (default: all, of every process) as `mesh_sizes` reads `text`.
+
+    JAX places neighbours on the mesh on neighbouring chips. Elsewhere the order is that of the devices, process after
+    process, so that tensor and then fsdp stay within a process where their sizes allow it, and data goes across.
+    """
     devices = jax.devices() if devices is None else devices
     sizes = mesh_sizes(text, len(devices))
-    return jax.make_mesh(
-        tuple(sizes.values()), MESH_AXES, axis_types=(AxisType.Explicit,) * len(MESH_AXES), devices=devices
-    )
+    return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=EXPLICIT, devices=devices)
+
+
+def abstract_mesh(sizes: Mapping[str, int]) -> AbstractMesh:
+    """A mesh of these sizes without devices: enough to trace with, and to know every shape."""
+    return AbstractMesh(tuple(sizes[axis] for axis in MESH_AXES), MESH_AXES, axis_types=EXPLICIT)
 
 
 def data_parallel(mesh: Mesh) -> int:
     """How many ways a batch is split: data x fsdp."""
-    return mesh.shape["data"] * mesh.shape["fsdp"]
+    return batch_ways(mesh.shape)
 
 
-def storage_sharding(mesh: Mesh, axes: tuple[str, ...]) -> NamedSharding:
+def storage_sharding(mesh: Mesh | AbstractMesh, axes: tuple[str, ...]) -> NamedSharding:
     """Sharding in which a parameter with these logical axes rests on `mesh`."""
     return NamedSharding(mesh, storage_spec(axes))
 
 
-def batch_sharding(mesh: Mesh, *axes: str) -> NamedSharding:
+def batch_sharding(mesh: Mesh | AbstractMesh, *axes: str) -> NamedSharding:
     """Sharding of an activation or batch array with these logical axes on `mesh`."""
     return NamedSharding(mesh, activation_spec(axes))

@@ -6,7 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from podling.config import Config, ModelConfig
-from podling.errors import Problem, raise_if
+from podling.errors import raise_if
+from podling.model.fit import batch_problems
+from podling.parallel.axes import batch_ways
+
+USABLE = 0.75
+"""Share of a device's memory that state and activations may take; the rest is for what the estimate does not see."""
 
 
 @dataclass(frozen=True)
@@ -39,31 +44,16 @@ def plan_batch(config: Config, mesh_sizes: Mapping[str, int], itemsize: int, dev
     Raises:
         InputError: rows, or the micro-batch that was asked for, do not divide as they must.
     """
-    data_parallel = mesh_sizes["data"] * mesh_sizes["fsdp"]
-    raise_if(batch_problems(config, data_parallel))
+    ways = batch_ways(mesh_sizes)
+    raise_if(batch_problems(config, mesh_sizes))
     context, rows, micro = config.model.context, _rows(config), config.train.micro_batch
     if not micro:
-        # What parameters, moments and gradients leave, less a quarter for everything this estimate does not see.
+        # What parameters, moments and gradients leave.
         state_bytes = 16 * _weights(config.model) / (mesh_sizes["fsdp"] * mesh_sizes["tensor"])
-        fits = max((0.75 * device_bytes - state_bytes) / row_bytes(config, itemsize), 1) * data_parallel
-        sizes = [size for size in range(data_parallel, rows + 1, data_parallel) if rows % size == 0]
-        micro = max(size for size in sizes if size <= max(fits, data_parallel))
+        fits = max((USABLE * device_bytes - state_bytes) / row_bytes(config, itemsize), 1) * ways
+        sizes = [size for size in range(ways, rows + 1, ways) if rows % size == 0]
+        micro = max(size for size in sizes if size <= max(fits, ways))
     return BatchPlan(context=context, rows=rows, micro_batch=micro, micro_steps=rows // micro)
-
-
-def batch_problems(config: Config, data_parallel: int) -> list[Problem]:
-    """What does not divide: tokens into rows, rows over devices and into micro-batches, those over devices."""
-    context, rows, micro = config.model.context, _rows(config), config.train.micro_batch
-    problems: list[Problem] = []
-    if config.train.batch_tokens % context or rows % data_parallel:
-        what = f"{config.train.batch_tokens} tokens are not whole rows of {context} over {data_parallel} devices"
-        problems.append(Problem("--batch-tokens", what, f"use a multiple of {data_parallel * context}"))
-    if micro and (micro % data_parallel or rows % micro):
-        what = f"{micro} rows at a time do not divide {rows} rows over {data_parallel} devices"
-        problems.append(
-            Problem("--train.micro-batch", what, f"use a multiple of {data_parallel} that divides {rows}; 0 finds one")
-        )
-    return problems
 
 
 def _rows(config: Config) -> int:

@@ -10,11 +10,10 @@ from jax.sharding import Mesh
 from podling.config import Config
 from podling.data.batches import Batch, Batches, EvalWindows, heldout_windows
 from podling.data.shards import Prepared
-from podling.errors import Problem, raise_if
-from podling.model.spec import padded_vocab
 from podling.parallel.device import Peak, compute_dtype, peak_flops, select_devices
-from podling.parallel.mesh import batch_sharding, data_parallel, make_mesh
-from podling.train.batch_plan import BatchPlan, batch_problems, device_memory_bytes, plan_batch
+from podling.parallel.mesh import batch_sharding, make_mesh
+from podling.train.auto_mesh import Machine, settle_mesh
+from podling.train.batch_plan import BatchPlan, device_memory_bytes, plan_batch
 from podling.train.evaluate import Evaluator
 from podling.train.progress import Reporter
 from podling.train.retrace import TraceCounter
@@ -45,13 +44,16 @@ class Session:
             InputError: the device asked for is not there, or mesh and batch do not fit it.
         """
         devices = select_devices(config.run.device)
-        mesh = make_mesh(config.run.mesh, devices)
         dtype = compute_dtype(config.train.dtype, devices[0].platform)
-        raise_if(shard_problems(config, mesh) + batch_problems(config, data_parallel(mesh)))
-        plan = plan_batch(config, mesh.shape, dtype.itemsize, device_memory_bytes(devices))
+        memory = device_memory_bytes(devices)
+        choice = settle_mesh(config, Machine(len(devices), jax.local_device_count(), memory), dtype.itemsize)
+        mesh = make_mesh(choice.text, devices)
+        plan = plan_batch(config, mesh.shape, dtype.itemsize, memory)
         peak = peak_flops(devices, dtype)
         shape = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1) or "one device"
         reporter.say(f"device: {len(devices)} x {devices[0].device_kind} ({shape}), {dtype.name}")
+        if choice.why:
+            reporter.say(f"mesh: {choice.text}; {choice.why}")
         reporter.say(f"batch: {plan}")
         context = config.model.context
         batches = Batches(
@@ -103,19 +105,3 @@ class Session:
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         """Dispatch one step; its state is donated."""
         return self.train_step(state, self.put(batch))
-
-
-def shard_problems(config: Config, mesh: Mesh) -> list[Problem]:
-    """What does not divide over the mesh, all at once."""
-    model, sizes = config.model, mesh.shape
-    wanted = [
-        ("--model.heads", model.heads, "tensor"),
-        ("--model.mlp", model.mlp, "tensor"),
-        ("--model.embed", model.embed, "fsdp"),
-        ("the vocabulary, padded to a multiple of 128,", padded_vocab(model), "tensor"),
-    ]
-    return [
-        Problem(flag, f"{size} does not divide over {axis}={sizes[axis]}", f"choose another {axis} in --mesh")
-        for flag, size, axis in wanted
-        if size % sizes[axis]
-    ]

@@ -1,0 +1,104 @@
+"""What `--mesh auto` chooses, and what it says about it."""
+
+from dataclasses import replace
+
+import jax
+import pytest
+
+from podling.config import Config, ModelConfig, RunConfig, TrainConfig
+from podling.errors import InputError
+from podling.model.fit import fits
+from podling.parallel.mesh import make_mesh
+from podling.presets import PRESETS
+from podling.train.auto_mesh import GIB, Machine, choose_mesh, settle_mesh, state_bytes
+from podling.train.batch_plan import USABLE, row_bytes
+from podling.train.step import init_state
+
+V5E = int(15.75 * GIB)
+NO = {"data": 1, "fsdp": 1, "tensor": 1}
+
+
+def preset(name: str, **train) -> Config:
+    config = PRESETS[name].config
+    model = replace(config.model, vocab_size=50257)
+    return replace(config, model=model, train=replace(config.train, **train))
+
+
+def chosen(config: Config, devices: int, memory: int = V5E, per_process: int | None = None):
+    machine = Machine(devices, per_process or devices, memory)
+    choice = choose_mesh(config, machine, 2)
+    assert fits(config, choice.sizes)
+    return choice
+
+
+def test_a_state_that_fits_goes_on_data():
+    choice = chosen(preset("gpt2"), 8)
+    assert choice.text == "data=8"
+    assert choice.why == "the state (1.9 GiB) fits on every device, so only gradients travel"
+
+
+def test_a_state_that_does_not_fit_is_sharded_as_little_as_does():
+    choice = chosen(preset("gpt2-xl"), 8)
+    assert choice.text == "data=2,fsdp=4"
+    assert "16 bytes a parameter are 23.2 GiB, too much for a device's 15.75 GiB" in choice.why
+    assert "sharded over 4 they are 5.8 GiB on each" in choice.why
+    assert chosen(preset("gpt2-xl"), 8, 28 * GIB).text == "data=4,fsdp=2"
+    assert chosen(preset("gpt2-xl"), 8, 95 * GIB).text == "data=8"
+
+
+def test_one_device_has_nothing_to_choose():
+    assert (chosen(preset("gpt2"), 1).text, chosen(preset("gpt2"), 1).why) == ("data=1", "")
+
+
+def test_rows_that_do_not_divide_go_to_the_other_axes_and_it_says_so():
+    choice = chosen(preset("gpt2", batch_tokens=1024 * 2), 8)
+    assert choice.sizes == {"data": 2, "fsdp": 1, "tensor": 4}
+    assert "data=8 alone does not do: 2048 tokens are not whole rows of 1024 over data x fsdp = 8" in choice.why
+
+
+def test_devices_are_never_left_idle():
+    with pytest.raises(InputError) as error:
+        chosen(preset("gpt2"), 7)
+    text = str(error.value)
+    assert "no mesh of all 7 devices divides this model and batch" in text and "show JAX 4 of them" in text
+    assert "--batch-tokens 523264 or 530432" in text and 523264 == 73 * 7 * 1024
+
+
+def test_what_fits_nowhere_is_said_and_sharded_as_far_as_it_goes():
+    choice = chosen(preset("gpt2-xl"), 4, 2 * GIB)
+    assert choice.text == "fsdp=4" and "expect it to run out of memory" in choice.why
+
+
+def test_with_processes_fsdp_stays_inside_one():
+    assert chosen(preset("gpt2-xl"), 16, per_process=4).text == "data=4,fsdp=4"
+    # Two ways would do, but with 3 devices a process a pair would straddle two of them.
+    config = Config(model=ModelConfig(layers=2, heads=6, embed=384, mlp=1536, context=128, vocab_size=1000))
+    config = replace(config, train=TrainConfig(batch_tokens=128 * 24, remat="full"))
+    whole = state_bytes(config.model, NO)
+    memory = int((0.6 * whole + row_bytes(config, 2)) / USABLE)
+    assert chosen(config, 12, memory, per_process=12).text == "data=6,fsdp=2"
+    assert chosen(config, 12, memory, per_process=3).text == "data=4,fsdp=3"
+
+
+def test_a_mesh_that_was_asked_for_is_taken_or_refused():
+    machine = Machine(8, 8, V5E)
+    config = replace(preset("gpt2"), run=RunConfig(mesh="fsdp=4,data=2"))
+    assert settle_mesh(config, machine, 2).sizes == {"data": 2, "fsdp": 4, "tensor": 1}
+    assert settle_mesh(config, machine, 2).why == ""
+    with pytest.raises(InputError, match="12 heads do not divide over tensor=8"):
+        settle_mesh(replace(config, run=RunConfig(mesh="tensor=8")), machine, 2)
+    with pytest.raises(InputError, match="unknown axis 'tensr'"):
+        settle_mesh(replace(config, run=RunConfig(mesh="tensr=8")), machine, 2)
+
+
+@pytest.mark.parametrize("mesh", ["data=8", "fsdp=8", "data=2,fsdp=2,tensor=2"])
+def test_the_state_is_what_arrays_take(mesh):
+    """Weights and moments of the real state, and gradients as the weights: 16 bytes of which 12 rest."""
+    model = ModelConfig(layers=2, heads=2, embed=16, mlp=32, context=16, vocab_size=257)
+    config = Config(model=model)
+    with jax.set_mesh(make_mesh(mesh)) as _:
+        state = jax.jit(init_state, static_argnums=0)(config)
+    held = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state) if x.ndim)
+    weights = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state.params))
+    sizes = dict(make_mesh(mesh).shape)
+    assert held + weights == state_bytes(model, sizes)
