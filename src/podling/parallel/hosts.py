@@ -1,13 +1,32 @@
 """Several processes that are one run: how they find one another, agree, and stop together.
 
-Nothing here costs a single process anything: `join` then returns at once and JAX is not imported.
+Process 0 keeps a register (`register.py`) at `--coordinator`. Everybody sits down there first, so that who is missing,
+twice there or unreachable is said in words before JAX starts; then `jax.distributed` starts beside it. Nothing here
+costs a single process anything: `join` returns at once and JAX is not imported.
 """
 
+import contextlib
+import errno
+import os
+import socket
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from podling.errors import Problem
+from podling.errors import InputError, Problem, RunError, raise_if
+from podling.parallel.cluster import Place, find_cluster
+from podling.parallel.member import Member
+from podling.parallel.register import Register
+from podling.parallel.relay import relay
+
+ARRIVAL_S = 60.0
+"""How long the others may be late at a wait."""
+HEARTBEAT_S = 50
+"""Of JAX's own watch, which aborts in C++. It is the second line: the register notices sooner and speaks."""
+
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -25,18 +44,42 @@ class Hosts:
 
     process: int = 0
     count: int = 1
-    register: Any = field(default=None, compare=False, repr=False)
+    member: Member | None = field(default=None, compare=False, repr=False)
+    register: Register | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_first(self) -> bool:
-        """The one process that prints and writes what there is one of."""
+        """The one process that prints, and writes what there is one of."""
         return self.process == 0
 
     def __str__(self) -> str:
         return f"process {self.process} of {self.count}"
 
-    def leave(self, reason: str = "") -> None:
-        """Tell the others that this process ends; with a `reason`, that it failed."""
+    def leave(self) -> None:
+        """The run is over, or was stopped by agreement: end together.
+
+        Raises:
+            RunError: a process was lost at the very end.
+        """
+        if self.member is None:
+            return
+        import jax
+
+        self.member.exchange("the end", None, ARRIVAL_S)
+        jax.distributed.shutdown()
+        self.member.leave("")
+        if self.register is not None:
+            self.register.close(limit_s=5)
+
+    def fail(self, reason: str) -> None:
+        """This process cannot go on; the others hear why, and stop."""
+        if self.member is not None:
+            self.member.leave(reason or "it failed")
+            time.sleep(0.1)  # process 0's own register has to pass it on
+
+    def explain(self, error: BaseException) -> Problem | None:
+        """What really happened when this process fails only because another one is gone; None when none is."""
+        return None if self.member is None else self.member.explain(error, limit_s=5)
 
 
 ALONE = Hosts()
@@ -44,47 +87,253 @@ ALONE = Hosts()
 
 def host_problems(args: HostArgs) -> list[Problem]:
     """Everything wrong with the three flags, before JAX starts."""
-    return []
+    if args == HostArgs() or args == HostArgs(num_processes=1):
+        return []
+    problems: list[Problem] = []
+    given = {
+        "--coordinator": bool(args.coordinator),
+        "--num-processes": args.num_processes != 0,
+        "--process-id": args.process_id != -1,
+    }
+    missing = [flag for flag, is_given in given.items() if not is_given]
+    if missing:
+        what = f"must be given too: {', '.join(flag for flag in given if flag not in missing)} came without"
+        problems += [Problem(flag, what, "give all three, or none where a cluster says them") for flag in missing]
+    if given["--coordinator"] and _host_port(args.coordinator) is None:
+        what = f"{args.coordinator!r} is not host:port"
+        problems.append(Problem("--coordinator", what, "where process 0 runs, for example 10.0.0.1:1234"))
+    if given["--num-processes"] and args.num_processes < 1:
+        problems.append(Problem("--num-processes", f"{args.num_processes} is not a number of processes"))
+    if given["--process-id"] and args.process_id < 0:
+        problems.append(Problem("--process-id", f"{args.process_id} is negative", "number the processes from 0"))
+    elif 1 <= args.num_processes <= args.process_id:
+        what = f"{args.process_id} is not below --num-processes {args.num_processes}"
+        problems.append(Problem("--process-id", what, f"number the processes 0 to {args.num_processes - 1}"))
+    return problems
 
 
-def join(args: HostArgs, say: Callable[[str], None]) -> Hosts:
-    """Start `jax.distributed` if there is more than one process."""
-    return ALONE
+def join(args: HostArgs, say: Say, limit_s: float = ARRIVAL_S) -> Hosts:
+    """Find the other processes and start `jax.distributed`, if there is more than one.
 
-
-def exchange(hosts: Hosts, name: str, value: Any) -> list[Any]:
-    """Every process's `value` (JSON), in the order of the processes; all wait for all."""
-    return [value]
-
-
-def broadcast(hosts: Hosts, name: str, value: Any) -> Any:
-    """Process 0's `value` (JSON) in every process."""
-    return exchange(hosts, name, value if hosts.is_first else None)[0]
-
-
-def agree(hosts: Hosts, name: str, facts: dict[str, str]) -> None:
-    """Make sure that every process has the same facts.
+    Args:
+        args: the flags; without them, what SLURM, Open MPI, Kubernetes or a TPU pod says.
+        say: told what was found, and what is waited for.
+        limit_s: how long the others may be late.
 
     Raises:
-        InputError: in every process, naming each field that differs, the process, and both values.
+        InputError: the flags make no sense, process 0 cannot be reached, its port is taken, a number is there twice, or
+            a process does not arrive.
     """
-    exchange(hosts, name, facts)
+    raise_if(host_problems(args))
+    if args.num_processes == 1:
+        return ALONE
+    place = find_cluster(os.environ) if args == HostArgs() else _from_flags(args)
+    if place is None:
+        return ALONE
+    say(f"{place.found_by}: process {place.process} of {place.count}, process 0 at {place.coordinator}")
+    register = _open_register(place) if place.process == 0 else None
+    member = Member(_reach(place, say, limit_s), place.process, place.count)
+    member.sit_down()
+    hosts = Hosts(place.process, place.count, member, register)
+    say(f"waiting for {place.count} processes to start, at most {limit_s:.0f} s")
+    try:
+        exchange(hosts, "start", None, limit_s)
+    except RunError as error:
+        fix = f"start all {place.count} within {limit_s:.0f} s of one another, numbered 0 to {place.count - 1}"
+        raise InputError([Problem(problem.where, problem.what, fix) for problem in error.problems]) from error
+    _start_jax(place, hosts)
+    return hosts
+
+
+def exchange(hosts: Hosts, name: str, value: Any, limit_s: float | None = ARRIVAL_S) -> list[Any]:
+    """Every process's `value` (JSON), in the order of the processes; all wait for all.
+
+    Raises:
+        RunError: a process was lost, or did not arrive within the limit (None: for as long as all are alive).
+    """
+    return [value] if hosts.member is None else hosts.member.exchange(name, value, limit_s)
+
+
+def meet(hosts: Hosts, key: str, value: Any) -> list[Any]:
+    """`exchange` for a thread beside the main one, which does not disturb the order of the others.
+
+    Args:
+        hosts: the processes.
+        key: used once in a session.
+        value: JSON.
+
+    Raises:
+        RunError: a process was lost, or failed.
+    """
+    return [value] if hosts.member is None else hosts.member.meet(key, value)
+
+
+def broadcast(hosts: Hosts, name: str, value: Any, limit_s: float | None = ARRIVAL_S) -> Any:
+    """Process 0's `value` (JSON) in every process."""
+    return exchange(hosts, name, value if hosts.is_first else None, limit_s)[0]
+
+
+def agree(hosts: Hosts, name: str, facts: dict[str, str], limit_s: float | None = ARRIVAL_S) -> None:
+    """Make sure that every process has the same facts as process 0.
+
+    Raises:
+        InputError: in every process, naming each field that differs, the processes where it does, and both values.
+    """
+    first, *others = exchange(hosts, name, facts, limit_s)
+    problems: list[Problem] = []
+    for field_name in {**first, **{key: "" for other in others for key in other}}:
+        here = first.get(field_name, "not there")
+        differing: dict[str, list[int]] = {}
+        for process, other in enumerate(others, 1):
+            there = other.get(field_name, "not there")
+            if there != here:
+                differing.setdefault(there, []).append(process)
+        for there, processes in differing.items():
+            some = ", ".join(map(str, processes[:8])) + (
+                f" and {len(processes) - 8} more" if len(processes) > 8 else ""
+            )
+            who = "process" if len(processes) == 1 else "processes"
+            what = f"is {there} in {who} {some}, and {here} in process 0"
+            problems.append(Problem(field_name, what, "start every process with the same command and the same files"))
+    raise_if(problems)
 
 
 class StopVote:
-    """A signal that any process saw becomes every process's, at the same step."""
+    """A signal that any process saw becomes every process's, at the same step.
+
+    Args:
+        hosts: the processes.
+        mesh: whose devices compare the votes.
+    """
 
     def __init__(self, hosts: Hosts, mesh: Any):
-        self.hosts = hosts
-        self._votes: list[int] = []
+        self._alone = hosts.count == 1
+        self._votes: list[Any] = []
+        if self._alone:
+            return
+        import jax
+        import numpy as np
+        from jax.sharding import NamedSharding, PartitionSpec
+
+        every = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+
+        def ballot(number: int) -> jax.Array:
+            return jax.make_array_from_callback((mesh.size,), every, lambda index: np.full(1, number, np.int32))
+
+        self._ballot = ballot
+        self._none = ballot(0)
+        self._count = jax.jit(jax.numpy.max, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
     def vote(self, signal_number: int | None) -> None:
-        """Once a step, in every process: the signal this one saw, or None. Does not wait."""
-        self._votes.append(signal_number or 0)
+        """Once a step, in every process: the signal this one has seen, or None. Does not wait for the others."""
+        if self._alone:
+            self._votes.append(signal_number or 0)
+            return
+        import jax
+
+        with jax.transfer_guard("allow"):
+            self._votes.append(self._count(self._ballot(signal_number) if signal_number else self._none))
 
     def read(self) -> int | None:
-        """The signal any process had seen at the oldest vote not yet read, the same in every process.
+        """The signal that any process had seen at the oldest vote not yet read; the same answer in every process.
 
-        Call it one step late: then the answer is there already. None when none was seen, or nothing is left to read.
+        Call it one step late: then the answer is there already. None when no signal was seen, or no vote is unread.
         """
-        return self._votes.pop(0) or None if self._votes else None
+        return int(self._votes.pop(0)) or None if self._votes else None
+
+
+def _host_port(text: str) -> tuple[str, int] | None:
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    return (host, int(port)) if host and port.isdecimal() and 0 < int(port) < 65536 else None
+
+
+def _from_flags(args: HostArgs) -> Place:
+    return Place(args.process_id, args.num_processes, args.coordinator, "as the flags say")
+
+
+def _open_register(place: Place) -> Register:
+    host, port = _host_port(place.coordinator) or ("", 0)
+    try:
+        return Register(_listen(host, port), place.count)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise InputError(Problem("--coordinator", f"cannot listen on port {port}: {error.strerror}")) from error
+        what = f"port {port} of this machine is taken"
+        fix = "choose another port, the same in every process; a run that is still there may hold it"
+        raise InputError(Problem("--coordinator", what, fix)) from error
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """On every address of this machine, unless the run is on this machine alone."""
+    if host in ("localhost", "127.0.0.1"):
+        return socket.create_server(("127.0.0.1", port))
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
+
+
+def _reach(place: Place, say: Say, limit_s: float) -> socket.socket:
+    """Connect to the register, which may start later than this process."""
+    address = _host_port(place.coordinator) or ("", 0)
+    if place.process == 0:
+        address = ("127.0.0.1", address[1])
+    until, told = time.monotonic() + limit_s, False
+    while True:
+        try:
+            return socket.create_connection(address, timeout=max(1.0, min(10.0, until - time.monotonic())))
+        except OSError as error:
+            why = error.strerror or str(error)
+        if time.monotonic() >= until:
+            what = f"process 0 cannot be reached at {place.coordinator} after {limit_s:.0f} s: {why}"
+            fix = "is it started, and is this its address and port? Does a firewall stand between?"
+            raise InputError(Problem("--coordinator", what, fix))
+        if not told:
+            say(f"waiting for process 0 at {place.coordinator}, at most {limit_s:.0f} s ({why})")
+            told = True
+        time.sleep(0.2)
+
+
+def _start_jax(place: Place, hosts: Hosts) -> None:
+    """`jax.distributed`, with nothing left for it to find out."""
+    host, port = _host_port(place.coordinator) or ("", 0)
+    jax_port = broadcast(hosts, "JAX's port", _free_port(host, port + 1) if hosts.is_first else None)
+    _quiet_libraries()
+    import jax
+
+    jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM away
+    address = f"{host}:{jax_port}" if hosts.is_first else f"127.0.0.1:{relay(host, jax_port)}"
+    try:
+        jax.distributed.initialize(
+            address,
+            hosts.count,
+            hosts.process,
+            local_device_ids=place.local_devices,
+            cluster_detection_method="deactivate",
+            initialization_timeout=int(ARRIVAL_S),
+            heartbeat_timeout_seconds=HEARTBEAT_S,
+            shutdown_timeout_seconds=30,
+        )
+    except RuntimeError as error:
+        what = f"jax.distributed did not start: {str(error).splitlines()[0]}"
+        raise RunError(Problem(str(hosts), what, "run the same command again")) from error
+    exchange(hosts, "JAX's start", None)
+
+
+def _free_port(host: str, wish: int) -> int:
+    """`wish` if it is free, so that a firewall needs two ports open, or else any."""
+    for port in (wish, 0):
+        with contextlib.suppress(OSError, OverflowError), _listen(host, port) as probe:
+            return probe.getsockname()[1]
+    raise RunError(Problem("--coordinator", "this machine has no free port"))
+
+
+def _quiet_libraries() -> None:
+    """Gloo greets on file descriptor 1, once for each group of devices; what Python prints still goes to stdout."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stdout.flush()
+        if sys.stdout.fileno() == 1:
+            sys.stdout = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors="replace", buffering=1)
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, 1)
+        os.close(nothing)

@@ -1,31 +1,31 @@
 """Named waits with time limits: a process that waits for others never waits for ever, and says for whom."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from podling.parallel.hosts import Hosts
+from podling.errors import PodlingError, RunError
+from podling.parallel.hosts import ARRIVAL_S, Hosts
 
-ARRIVAL_S = 60.0
-"""How long the others may be late at a wait."""
 COMPILE_S = 30 * 60.0
-"""How long they may be late where each of them compiles first."""
+"""How long the others may be late where each of them compiles first."""
+STEP_S = 10 * 60.0
+"""How long a step, an evaluation or a save may take: much longer than any should."""
 
 
 class Waits:
-    """The waits of one run; every process enters the same ones in the same order.
+    """The waits of one run. Every process enters the same ones, in the same order.
 
-    A thread watches. When a process is lost, or late past a wait's limit, it says so and ends this process with exit code 1:
-    the main thread may hang in a collective that will never end.
+    A thread watches. When a process is lost, or a wait is not over by its limit, the thread says so and ends this
+    process with exit code 1: the main thread may hang in a collective that will never end. With one process nothing is
+    watched.
 
-        waits = Waits(hosts, say)
+        waits = Waits(hosts)
         with waits("first step", limit_s=COMPILE_S):
             ...
         waits.saved(step)  # for the last line: where the run will carry on
-
-    With one process nothing is watched.
     """
 
-    def __init__(self, hosts: Hosts, say: Callable[[str], None] = print):
+    def __init__(self, hosts: Hosts):
         self.hosts = hosts
 
     @contextlib.contextmanager
@@ -34,9 +34,27 @@ class Waits:
 
         Args:
             name: what a person would call it: "first step", "step 12", "evaluation of step 500".
-            limit_s: how long the others may be late; None for as long as all are alive.
+            limit_s: how long it may take; None for as long as all are alive.
+
+        Raises:
+            RunError: what was raised inside, when it is because another process is gone.
         """
-        yield
+        member = self.hosts.member
+        if member is None:
+            yield
+            return
+        with member.waiting(name, limit_s):
+            try:
+                yield
+            except PodlingError:
+                raise
+            except Exception as error:  # a collective fails in many ways when its other end is gone
+                problem = self.hosts.explain(error)
+                if problem is None:
+                    raise
+                raise RunError(problem) from error
 
     def saved(self, step: int) -> None:
         """A checkpoint of this step is complete."""
+        if self.hosts.member is not None:
+            self.hosts.member.saved_step = step
