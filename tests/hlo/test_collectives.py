@@ -128,3 +128,42 @@ def test_a_chain_of_fusions_is_one_asynchronous_gather_and_an_all_reduce_scatter
     assert (scatter.kind, scatter.axes, scatter.times, scatter.asynchronous) == ("reduce-scatter", ("fsdp",), 1, False)
     assert (scatter.operand_bytes, scatter.result_bytes) == (96 + 16, 48 + 8)
     assert scatter.op_name == "jit(f)/dot"
+
+
+def test_an_all_reduce_of_which_more_is_kept_than_a_slice_is_none():
+    text = (HERE / "chain.hlo").read_text()
+    whole = text.replace("dynamic-slice(%g.1, %zero, %zero), dynamic_slice_sizes={4,1}", "negate(%g.1)")
+    assert whole != text
+    _, reduce = find_collectives(read_program(whole), MESH)
+    assert (reduce.kind, reduce.cut) == ("all-reduce", (Shape("bf16", (8, 3)), None))
+
+
+KEPT = """\
+HloModule m, num_partitions=8
+
+%mine (p: f32[8]) -> f32[4] {
+  %p = f32[8] parameter(0)
+  %four = s32[] constant(4)
+  ROOT %d = f32[4] dynamic-slice(%p, %four), dynamic_slice_sizes={4}
+}
+
+%all (p: f32[8]) -> f32[2,4] {
+  %p = f32[8] parameter(0)
+  ROOT %b = f32[2,4] bitcast(%p)
+}
+
+ENTRY %main (x: f32[8]) -> (f32[4], f32[2,4]) {
+  %x = f32[8] parameter(0)
+  %r = f32[8] all-reduce(%x), channel_id=1, replica_groups=[4,2]<=[8], to_apply=%add
+  %f = f32[4] fusion(%r), kind=kLoop, calls=%mine
+  %g = f32[2,4] fusion(%r), kind=kLoop, calls=%all
+  ROOT %t = (f32[4], f32[2,4]) tuple(%f, %g)
+}
+"""
+
+
+def test_a_value_that_a_fusion_gives_back_is_kept_whole():
+    (found,) = find_collectives(read_program(KEPT), MESH)
+    assert found.cut == (None,)
+    (found,) = find_collectives(read_program(KEPT.replace("fusion(%r), kind=kLoop, calls=%all", "iota()")), MESH)
+    assert found.cut == (Shape("f32", (4,)),)

@@ -69,8 +69,7 @@ def find_collectives(program: Program, mesh: Mapping[str, int]) -> list[Collecti
         channel = instruction.attribute("channel_id")
         # The links of a chain share their channel and the computation around them.
         key = (scheduled, kind, channel) if chained else (computation, instruction.name)
-        seen = found.get(key)
-        if seen is None:
+        if key not in found:
             found[key] = _collective(program, mesh, computation, instruction, kind, chained)
     return list(found.values())
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from podling.errors import Problem, RunError
 
-_COMMENT = re.compile(r"/\*.*?\*/")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*-> .*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
 _OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")
@@ -96,7 +95,6 @@ def parse(text: str) -> tuple[dict[str, Computation], str]:
     computations: dict[str, Computation] = {}
     entry, current = "", None
     for number, line in enumerate(text.splitlines(), 1):
-        line = _COMMENT.sub("", line)
         header = None if line.startswith(" ") else _HEADER.match(line)
         if header:
             current = computations.setdefault(header[2], {})
@@ -152,10 +150,10 @@ def _instruction(line: str) -> Instruction:
 
 
 def _closing(line: str, opening: int) -> int:
-    """Where the parenthesis that opens at `opening` has closed; strings are skipped."""
+    """Where the parenthesis that opens at `opening` has closed."""
     depth = 0
-    for mark in re.finditer(r'"(?:[^"\\]|\\.)*"|[()]', line[opening:]):
-        depth += {"(": 1, ")": -1}.get(mark[0], 0)
+    for mark in re.finditer(r"[()]", line[opening:]):
+        depth += 1 if mark[0] == "(" else -1
         if depth == 0:
             return opening + mark.end()
     raise ValueError(line)
