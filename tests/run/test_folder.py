@@ -51,16 +51,29 @@ def test_a_new_run_is_created_and_the_same_command_continues_it(tmp_path):
     assert paths.checkpoints == out / "checkpoints"
 
 
+SUMMARY = {"val_loss": 1.5, "steps": 3, "tokens": 12, "params": 7, "wall_s": 0.5}
+
+
+@pytest.mark.parametrize("damage", ["{}", "[]", "", '{"val_loss": 1'])
+def test_a_summary_that_is_none_is_made_again(out, damage):
+    with RunFolder.open(out, Config(), PRINTS) as run:
+        run.mark_finished(SUMMARY | {"run": "x"})
+    (out / "summary.json").write_text(damage)
+    with RunFolder.open(out, Config(), PRINTS) as run:
+        assert not run.finished and run.summary is None
+        assert run.notes == [f"{out / 'summary.json'} is not a summary; the run's end is done again"]
+
+
 def test_a_finished_run_gives_its_summary(out):
     with RunFolder.open(out, Config(), PRINTS) as run:
-        run.mark_finished({"val_loss": 1.5, "run": "日本"})
+        run.mark_finished(SUMMARY | {"run": "日本"})
         assert run.finished
     with RunFolder.open(out, Config(), PRINTS) as run:
-        assert run.finished and run.summary == {"val_loss": 1.5, "run": str(out), "export": None}
+        assert run.finished and run.summary == SUMMARY | {"run": str(out), "export": None}
     (out / "export").mkdir()
     moved = out.rename(out.with_name("moved"))
     with RunFolder.open(moved, Config(), PRINTS) as run:  # the summary speaks of where things are now
-        assert run.summary == {"val_loss": 1.5, "run": str(moved), "export": str(moved / "export")}
+        assert run.summary == SUMMARY | {"run": str(moved), "export": str(moved / "export")}
 
 
 def test_another_configuration_is_refused_naming_every_field(out):

@@ -341,7 +341,7 @@ def test_a_run_refused_by_the_devices_leaves_its_folder_free(config):
     with pytest.raises(InputError) as error:
         train(wrong, Collector())
     text = str(error.value)
-    assert "--batch-tokens" in text and "--model.heads: 2 does not divide over tensor=4" in text
+    assert "--batch-tokens" in text and "--model.heads: 2 heads do not divide over tensor=4" in text
     out = Path(config.run.out)
     assert not out.exists(), "a run that never began leaves nothing"
     with RunFolder.open(out, change(config, "model", vocab_size=257), {}) as folder:

@@ -93,10 +93,17 @@ class Batches:
 
         Which windows it holds is known to every process; only this process's rows are read from the disk.
         """
-        starts = self.starts(step).reshape(self.micro_steps, self.rows)[:, self.mine]
-        rows = self._read(starts.ravel())
+        return self._batch(step, self.mine)
+
+    def whole(self, step: int) -> Batch:
+        """The same with all rows, whichever this process loads otherwise."""
+        return self._batch(step, np.arange(self.rows))
+
+    def _batch(self, step: int, rows: np.ndarray) -> Batch:
+        starts = self.starts(step).reshape(self.micro_steps, self.rows)[:, rows]
+        read = self._read(starts.ravel())
         shape = (*starts.shape, self.context)
-        inputs, targets = rows[:, :-1].reshape(shape), rows[:, 1:].reshape(shape)
+        inputs, targets = read[:, :-1].reshape(shape), read[:, 1:].reshape(shape)
         return Batch(np.ascontiguousarray(inputs), np.ascontiguousarray(targets), np.ones(shape, np.float32))
 
     def digest(self, step: int) -> str:

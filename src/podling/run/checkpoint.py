@@ -128,7 +128,9 @@ class Checkpoints:
         if self._thread is None:
             return
         error = self._join()
-        causes = exchange(self.hosts, f"written {self._partial.name}", "" if error is None else _cause(error))
+        causes = exchange(
+            self.hosts, f"writing {self._partial.name}", "" if error is None else _cause(error), limit_s=None
+        )
         if any(causes):
             self._give_up()
             raise self._failure(self._partial, self._whose(causes)) from error
@@ -181,7 +183,7 @@ class Checkpoints:
                     self._folders.begin(step)
             except OSError as error:
                 cause = _cause(error)
-        there, cause = broadcast(self.hosts, f"begin {step}", [there, cause])
+        there, cause = broadcast(self.hosts, f"beginning {step}", [there, cause], limit_s=None)
         if cause:
             raise self._failure(self.folder / f"{step}{PARTIAL}", cause)
         self._meetings.begin(step)

@@ -24,13 +24,16 @@ class CompileCache:
     """Opens the cache for this process; entries that were not sealed, or have changed since, are removed.
 
     Args:
-        folder: of the cache, used by one process at a time.
+        folder: of the cache, used by one run at a time.
+        owner: this process is the run's first, the only one for which JAX writes entries; it checks and seals them, and
+            the others open the folder when that is done.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, *, owner: bool = True):
         self.folder = Path(folder)
+        self._owner = owner
         known = self._read()
-        for path in self._entries():
+        for path in self._entries() if owner else []:
             if known.get(path.name) != _sha256(path):
                 path.unlink()
         # A full disk costs a recompilation and is told where it matters, by the checkpoints.
@@ -45,6 +48,8 @@ class CompileCache:
         Raises:
             RunError: the disk is full.
         """
+        if not self._owner:
+            return
         known = self._read()
         found = {path.name: known.get(path.name) or _sha256(path) for path in self._entries()}
         if found != known:

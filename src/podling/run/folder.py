@@ -115,6 +115,8 @@ class RunFolder:
         try:
             is_new = not paths.config.exists()
             notes = [] if is_new else _match(paths, config, fingerprints)
+            if _summary(paths) is None and paths.summary.exists():
+                notes.append(f"{paths.summary} is not a summary; the run's end is done again")
             if is_new:
                 began = datetime.now().astimezone().isoformat(timespec="seconds")
                 atomic_write(paths.facts, _json({"version": RUN_VERSION, "began": began, "fingerprints": fingerprints}))
@@ -125,6 +127,11 @@ class RunFolder:
             raise
         return cls(paths, lock, is_new=is_new, notes=notes)
 
+    @classmethod
+    def of_first(cls, out: Path) -> "RunFolder":
+        """The run as the processes beside the first see it: that one made it, and holds the lock for all."""
+        return cls(RunPaths(Path(out)), -1, is_new=False, notes=[])
+
     @property
     def path(self) -> Path:
         """The folder."""
@@ -133,15 +140,16 @@ class RunFolder:
     @property
     def finished(self) -> bool:
         """All steps are done and the summary is written."""
-        return self.paths.summary.exists()
+        return _summary(self.paths) is not None
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """What `mark_finished` was given, with paths as they are now; None before that."""
-        if not self.finished:
+        """What `mark_finished` was given, with paths as they are now; None before that, and when it is damaged."""
+        found = _summary(self.paths)
+        if found is None:
             return None
         export = str(self.paths.export) if self.paths.export.exists() else None
-        return {**read_json(self.paths.summary), "run": str(self.path), "export": export}
+        return {**found, "run": str(self.path), "export": export}
 
     def mark_finished(self, summary: dict[str, Any]) -> None:
         """Write the summary: from now on the same command prints it and does nothing else."""
@@ -187,6 +195,17 @@ def load_run(path: Path) -> tuple[Config, RunPaths]:
         known = "runs beside it: " + ", ".join(near) if near else "a run folder is what podling train or import wrote"
         raise InputError(Problem(str(path), what, known))
     return from_dict(read_json(paths.config), str(paths.config)), paths
+
+
+def _summary(paths: RunPaths) -> dict[str, Any] | None:
+    """What summary.json holds, or None when there is none or a hand has changed it beyond use."""
+    if not paths.summary.exists():
+        return None
+    try:
+        found = read_json(paths.summary)
+    except InputError:
+        return None
+    return found if found.keys() >= {"run", "steps", "tokens", "params", "val_loss", "wall_s"} else None
 
 
 def _json(value: dict[str, Any]) -> str:

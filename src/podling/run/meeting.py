@@ -3,7 +3,7 @@
 Orbax waits at its barriers for twenty minutes for a process whose disk is full and which will never come.
 """
 
-from podling.parallel.hosts import Hosts, exchange
+from podling.parallel.hosts import Hosts, meet
 
 
 class Missed(Exception):
@@ -41,7 +41,7 @@ class Meetings:
 
     def _meet(self, cause: str) -> None:
         self._met += 1
-        causes = exchange(self._hosts, f"{self._save}, {self._met}", cause)
+        causes = meet(self._hosts, f"{self._save}, {self._met}", cause)
         for number, told in enumerate(causes):
             if told:
                 self._over = True

@@ -23,7 +23,7 @@ def restore_good(
     say: Callable[[str], None],
 ) -> tuple[Any, dict[str, Any]]:
     """`Checkpoints.restore`, whose arguments and errors these are."""
-    newest_first = broadcast(hosts, "checkpoints", folders.steps()[::-1])
+    newest_first = broadcast(hosts, "checkpoints", folders.steps()[::-1], limit_s=None)
     if step is not None and step not in newest_first:
         have = ", ".join(map(str, newest_first[::-1])) or "none"
         raise InputError(Problem(str(folders.folder), f"has no checkpoint of step {step}", f"there are: {have}"))
@@ -53,7 +53,7 @@ def _verify(path: Path, hosts: Hosts) -> tuple[dict[str, Any], str]:
         record = manifest.verify(path, share=(hosts.process, hosts.count))
     except manifest.Damaged as error:
         harm = str(error)
-    return record, next(filter(None, exchange(hosts, f"check of {path.name}", harm)), "")
+    return record, next(filter(None, exchange(hosts, f"check of {path.name}", harm, limit_s=None)), "")
 
 
 def _read(orbax: ocp.AsyncCheckpointer, path: Path, like: Any) -> Any:

@@ -19,6 +19,7 @@ from podling.model.loss import cross_entropy
 from podling.model.spec import Params
 from podling.parallel.mesh import batch_sharding
 from podling.train.progress.words import how_far
+from podling.train.rows import rows_here, spread
 
 IN_FLIGHT = 4  # batches dispatched before a result is read: the device never waits, and memory stays bounded
 
@@ -63,6 +64,7 @@ class Evaluator:
         self._windows = windows
         self._rows = rows
         self._sharding = batch_sharding(mesh, "batch", "sequence")
+        self._mine = rows_here(self._sharding, rows, axis=0)
 
         def batch_nll(params: Params, inputs: Array, targets: Array, weights: Array) -> Array:
             hidden = forward(params, inputs, cfg, dtype=dtype)
@@ -72,6 +74,8 @@ class Evaluator:
 
     def __call__(self, params: Params, tell: Callable[[str], None] | None = None) -> EvalResult:
         """Evaluate; the windows that fill up the last batch have weight zero.
+
+        Each process scores the windows that its devices hold, and all come to know the sum.
 
         Args:
             params: float32, as stored.
@@ -94,4 +98,5 @@ class Evaluator:
 
     def _put(self, rows: np.ndarray) -> jax.Array:
         missing = self._rows - len(rows)
-        return jax.device_put(np.pad(rows, ((0, missing), (0, 0))), self._sharding)
+        whole = np.pad(rows, ((0, missing), (0, 0)))
+        return spread(whole[self._mine], self._sharding, self._rows, axis=0)

@@ -3,24 +3,26 @@
 from pathlib import Path
 
 from podling.model.spec import Params
+from podling.parallel.hosts import ALONE, Hosts
 from podling.run.checkpoint import Checkpoints
 from podling.run.folder import load_run
 from podling.train.progress import Reporter
 
 
-def initial_params(path: Path, like: Params, reporter: Reporter) -> Params:
+def initial_params(path: Path, like: Params, reporter: Reporter, hosts: Hosts = ALONE) -> Params:
     """The best checkpoint's parameters of another run, on this run's mesh.
 
     Args:
         path: a run folder, or what `podling import` wrote.
         like: the parameters' shapes and shardings.
         reporter: told which step was taken.
+        hosts: the processes, which all call this.
 
     Raises:
         InputError: no good checkpoint; that model and tokenizer agree is checked before (`start.init_problems`).
     """
     _, paths = load_run(path)
-    checkpoints = Checkpoints(paths.checkpoints)
+    checkpoints = Checkpoints(paths.checkpoints, hosts=hosts)
     try:
         state, meta = checkpoints.restore(checkpoints.best(), {"params": like}, reporter.say)
     finally:

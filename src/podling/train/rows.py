@@ -16,7 +16,7 @@ def rows_here(sharding: NamedSharding, rows: int, axis: int) -> list[int]:
         rows: the size of its axis `axis`.
         axis: which of its axes are the rows.
     """
-    shape = [1] * len(sharding.spec)
+    shape = [1] * max(len(sharding.spec), axis + 1)
     shape[axis] = rows
     indices = sharding.addressable_devices_indices_map(tuple(shape)).values()
     return sorted({row for index in indices if index is not None for row in range(rows)[index[axis]]})

@@ -17,6 +17,7 @@ from podling.train.batch_plan import BatchPlan, device_memory_bytes, plan_batch
 from podling.train.evaluate import Evaluator
 from podling.train.progress import Reporter
 from podling.train.retrace import TraceCounter
+from podling.train.rows import checksum, device_checksum, rows_here, spread
 from podling.train.step import DeviceBatch, StepMetrics, TrainState, init_state, make_train_step
 
 
@@ -37,19 +38,26 @@ class Session:
     train_step: Any
 
     @classmethod
-    def open(cls, config: Config, prepared: Prepared, reporter: Reporter) -> "Session":
+    def open(cls, config: Config, prepared: Prepared, reporter: Reporter, device_bytes: int | None = None) -> "Session":
         """Choose devices, mesh and batch plan, and say what was chosen.
+
+        Args:
+            config: resolved.
+            prepared: the run's data.
+            reporter: told what was chosen.
+            device_bytes: memory of one device, where several processes have agreed on it.
 
         Raises:
             InputError: the device asked for is not there, or mesh and batch do not fit it.
         """
         devices = select_devices(config.run.device)
         dtype = compute_dtype(config.train.dtype, devices[0].platform)
-        memory = device_memory_bytes(devices)
+        here = [device for device in devices if device.process_index == jax.process_index()]
+        memory = device_bytes or device_memory_bytes(here)
         choice = settle_mesh(config, Machine(len(devices), jax.local_device_count(), memory), dtype.itemsize)
         mesh = make_mesh(choice.text, devices)
         plan = plan_batch(config, mesh.shape, dtype.itemsize, memory)
-        peak = peak_flops(devices, dtype)
+        peak = peak_flops(here, dtype)
         shape = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1) or "one device"
         reporter.say(f"device: {len(devices)} x {devices[0].device_kind} ({shape}), {dtype.name}")
         if choice.why:
@@ -57,7 +65,12 @@ class Session:
         reporter.say(f"batch: {plan}")
         context = config.model.context
         batches = Batches(
-            prepared, context=context, rows=plan.micro_batch, micro_steps=plan.micro_steps, seed=config.train.seed
+            prepared,
+            context=context,
+            rows=plan.micro_batch,
+            micro_steps=plan.micro_steps,
+            seed=config.train.seed,
+            mine=rows_here(_layout(mesh), plan.micro_batch, axis=1),
         )
         if batches.note:
             reporter.say(f"data: {batches.note}")
@@ -97,11 +110,21 @@ class Session:
         return jax.tree.map(on_mesh, state)
 
     def put(self, batch: Batch) -> DeviceBatch:
-        """Lay a batch out over the mesh."""
-        sharding = batch_sharding(self.mesh, "micro", "batch", "sequence")
-        arrays = jax.device_put((batch.inputs, batch.targets, batch.weights), sharding)
-        return DeviceBatch(*arrays)
+        """Lay a batch out over the mesh: this process's rows go to its devices."""
+        arrays = (batch.inputs, batch.targets, batch.weights)
+        return DeviceBatch(*spread(arrays, _layout(self.mesh), self.plan.micro_batch, axis=1))
+
+    def batch_on_devices(self, step: int) -> tuple[int, int]:
+        """Checksums of a step's inputs: of the whole batch as it should be, and as all devices together hold it."""
+        whole = self.batches.whole(step)
+        return int(checksum(whole.inputs)), device_checksum(self.put(self.batches.batch(step)).inputs)
 
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         """Dispatch one step; its state is donated."""
-        return self.train_step(state, self.put(batch))
+        placed = self.put(batch)
+        with jax.transfer_guard("disallow"):
+            return self.train_step(state, placed)
+
+
+def _layout(mesh: Mesh) -> jax.sharding.NamedSharding:
+    return batch_sharding(mesh, "micro", "batch", "sequence")

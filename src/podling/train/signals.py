@@ -3,6 +3,10 @@
 import signal
 import threading
 from types import FrameType
+from typing import Any
+
+from podling.parallel.hosts import StopVote
+from podling.train.together import Together
 
 
 class StopRequest:
@@ -32,3 +36,33 @@ class StopRequest:
         if self.signal_number is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal_number = number
+
+
+class AgreedStop:
+    """A signal that any process saw, answered by all of them after the same step.
+
+    Args:
+        request: of this process.
+        together: the processes.
+        mesh: whose devices count the votes.
+    """
+
+    def __init__(self, request: StopRequest, together: Together, mesh: Any):
+        self._request, self._together = request, together
+        self._vote = StopVote(together.hosts, mesh)
+
+    def poll(self) -> int | None:
+        """The signal to answer now, or None; asked once a step in every process, at the same place.
+
+        With several processes it is what they knew one step ago: their votes are counted while the device works.
+        """
+        if self._together.hosts.count == 1:
+            return self._request.signal_number
+        agreed = self._vote.read()
+        self._vote.vote(self._request.signal_number)
+        return agreed
+
+    def last(self) -> int | None:
+        """The same at the end of the steps, where waiting for one another costs nothing."""
+        numbers = self._together.exchange("signals", self._request.signal_number)
+        return max((number for number in numbers if number is not None), default=None)

@@ -11,8 +11,10 @@ from podling.data.prepare import prepare
 from podling.data.shards import Prepared
 from podling.data.tokenizer import Tokenizer
 from podling.errors import InputError, Problem, raise_if
+from podling.parallel.hosts import ALONE, Hosts
 from podling.run.folder import RunFolder, load_run
-from podling.train.progress import Reporter
+from podling.train.progress import QuietReporter, Reporter
+from podling.train.together import Together, agree_on_setup, check_shared
 
 SHAPE_FLAGS = {
     "layers": "--model.layers",
@@ -24,43 +26,68 @@ SHAPE_FLAGS = {
 }
 
 
-def train(config: Config, reporter: Reporter) -> dict[str, Any]:
+def train(config: Config, reporter: Reporter, hosts: Hosts = ALONE) -> dict[str, Any]:
     """Train a model, or continue the run that `config.run.out` holds.
 
     Args:
         config: validated. A run folder of the same configuration is continued; a finished one is only summarised.
-        reporter: told everything a person would want to know.
+        reporter: told everything a person would want to know, in the first process.
+        hosts: the processes of the run, which all call this. They share the run folder.
 
     Returns:
         The summary: `run, params, tokens, steps, train_loss, val_loss, val_bits_per_byte, unigram_loss, bigram_loss,
         tokens_per_s, mfu, data_wait_share, retraces, wall_s, export` and more.
 
     Raises:
-        InputError: data, devices or run folder cannot be used as they are.
+        InputError: data, devices or run folder cannot be used as they are; in all processes when in one.
         RunError: the run could not go on; what was saved is intact.
-        Interrupted: a signal stopped the run after saving.
+        Interrupted: a signal to any process stopped the run after saving.
     """
     began_s = time.perf_counter()
-    config, prepared = prepare_data(config, reporter)
-    if config.run.init:
-        raise_if(init_problems(Path(config.run.init), config, prepared))
+    reporter = reporter if hosts.is_first else QuietReporter()
+    together = Together(hosts)
+    agree_on_setup(together, config)
+    with together.gate("data"):
+        config, prepared = prepare_data(config, reporter)
+        if config.run.init:
+            raise_if(init_problems(Path(config.run.init), config, prepared))
     fingerprints = {"data": prepared.fingerprint, "tokenizer": prepared.tokenizer.fingerprint}
-    with RunFolder.open(Path(config.run.out), config, fingerprints) as folder:
-        for note in folder.notes:
-            reporter.say(note)
-        summary = folder.summary
-        if summary is not None:
-            reporter.say(f"{folder.path} is finished")
-            reporter.summary(summary)
-            return summary
-        prepared.tokenizer.save(folder.paths.tokenizer)
-        with reporter.status("starting JAX", 3):
-            from podling.train.loop import run
+    together.agree("the same data", fingerprints | {"tokens": str(len(prepared.tokens("train")))})
+    with _open_folder(config, fingerprints, together) as folder:
         try:
-            return run(config, prepared, folder, reporter, began_s)
+            check_shared(together, folder.path)
+            for note in folder.notes:
+                reporter.say(note)
+            summary = together.broadcast("summary of the run", folder.summary)
+            if summary is not None:
+                reporter.say(f"{folder.path} is finished")
+                reporter.summary(summary)
+                return summary
+            with together.gate("starting JAX"), reporter.status("starting JAX", 3):
+                if together.is_first:
+                    prepared.tokenizer.save(folder.paths.tokenizer)
+                from podling.train.loop import run
+            return run(config, prepared, folder, reporter, began_s, together)
         except InputError:
             folder.withdraw()
             raise
+
+
+def _open_folder(config: Config, fingerprints: dict[str, str], together: Together) -> RunFolder:
+    """The run folder, held by the first process for all of them."""
+    out, folder = Path(config.run.out), None
+    try:
+        with together.gate("opening the run folder"):
+            if together.is_first:
+                folder = RunFolder.open(out, config, fingerprints)
+            else:
+                folder = RunFolder.of_first(out)
+    except BaseException:
+        if folder is not None:
+            folder.withdraw()
+            folder.close()
+        raise
+    return folder
 
 
 def init_problems(path: Path, config: Config, prepared: Prepared) -> list[Problem]:

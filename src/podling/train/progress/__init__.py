@@ -5,5 +5,14 @@ from podling.train.progress.live import LiveReporter
 from podling.train.progress.notebook import NotebookReporter
 from podling.train.progress.plain import PlainReporter
 from podling.train.progress.protocol import Baselines, Reporter
+from podling.train.progress.quiet import QuietReporter
 
-__all__ = ["Baselines", "LiveReporter", "NotebookReporter", "PlainReporter", "Reporter", "make_reporter"]
+__all__ = [
+    "Baselines",
+    "LiveReporter",
+    "NotebookReporter",
+    "PlainReporter",
+    "QuietReporter",
+    "Reporter",
+    "make_reporter",
+]
