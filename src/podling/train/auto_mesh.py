@@ -1,8 +1,10 @@
 """`--mesh auto`: the mesh with the least traffic that holds the state and divides model and batch."""
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 
@@ -23,7 +25,8 @@ class Machine:
     """What a mesh is chosen for."""
 
     devices: int
-    devices_per_process: int
+    joined: int
+    """Devices between which sending is fast: those of one process, or of one TPU slice, whatever its hosts."""
     device_bytes: int
     """Memory of one device."""
 
@@ -39,6 +42,11 @@ class MeshChoice:
     def text(self) -> str:
         """As after `--mesh`."""
         return mesh_text(self.sizes)
+
+
+def joined(devices: Sequence[Any]) -> int:
+    """How many of JAX's devices, of all processes, are joined: the smallest number in a process or a TPU slice."""
+    return min(Counter(getattr(device, "slice_index", device.process_index) for device in devices).values())
 
 
 def settle_mesh(config: Config, machine: Machine, itemsize: int) -> MeshChoice:
@@ -62,8 +70,8 @@ def settle_mesh(config: Config, machine: Machine, itemsize: int) -> MeshChoice:
 def choose_mesh(config: Config, machine: Machine, itemsize: int) -> MeshChoice:
     """Pure data if a device holds the whole state; else the smallest fsdp that makes it fit, and only then tensor.
 
-    Of the meshes that fit, one that keeps fsdp and tensor between the devices of a process comes first: what they
-    send, they send for every layer, and data once a step.
+    Of the meshes that fit, one that keeps fsdp and tensor between joined devices comes first: they send something for
+    every layer, and data once a step.
 
     Raises:
         InputError: no mesh of these devices divides model and batch.
@@ -78,7 +86,7 @@ def choose_mesh(config: Config, machine: Machine, itemsize: int) -> MeshChoice:
         return state_bytes(config.model, sizes) + row / sizes["tensor"]
 
     def preference(sizes: Mapping[str, int]) -> tuple[float, ...]:
-        inside = machine.devices_per_process % (sizes["fsdp"] * sizes["tensor"]) == 0
+        inside = machine.joined % (sizes["fsdp"] * sizes["tensor"]) == 0
         short = max(0.0, needs(sizes) - usable)  # when nothing holds it, the mesh that comes nearest
         return short, not inside, sizes["tensor"], sizes["fsdp"]
 

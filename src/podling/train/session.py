@@ -12,7 +12,7 @@ from podling.data.batches import Batch, Batches, EvalWindows, heldout_windows
 from podling.data.shards import Prepared
 from podling.parallel.device import Peak, compute_dtype, peak_flops, select_devices
 from podling.parallel.mesh import batch_sharding, make_mesh
-from podling.train.auto_mesh import Machine, settle_mesh
+from podling.train.auto_mesh import Machine, joined, settle_mesh
 from podling.train.batch_plan import BatchPlan, device_memory_bytes, plan_batch
 from podling.train.evaluate import Evaluator
 from podling.train.progress import Reporter
@@ -54,7 +54,7 @@ class Session:
         dtype = compute_dtype(config.train.dtype, devices[0].platform)
         here = [device for device in devices if device.process_index == jax.process_index()]
         memory = device_bytes or device_memory_bytes(here)
-        choice = settle_mesh(config, Machine(len(devices), jax.local_device_count(), memory), dtype.itemsize)
+        choice = settle_mesh(config, Machine(len(devices), joined(devices), memory), dtype.itemsize)
         mesh = make_mesh(choice.text, devices)
         plan = plan_batch(config, mesh.shape, dtype.itemsize, memory)
         peak = peak_flops(here, dtype)
