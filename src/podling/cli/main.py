@@ -6,6 +6,7 @@ SIGTERM. With `--json` exactly one object goes to stdout, whatever happens; ever
 
 import contextlib
 import difflib
+import functools
 import importlib
 import io
 import json
@@ -27,7 +28,9 @@ COMMANDS = {
     "generate": ("podling.cli.generate", "continue a text with a trained model"),
     "evaluate": ("podling.cli.evaluate", "measure a model on held-out text"),
     "export": ("podling.cli.export", "write a model for Hugging Face transformers"),
+    "mesh": ("podling.cli.mesh", "draw a model on a mesh of devices: which one holds what"),
     "import": ("podling.cli.import_", "read a GPT-2 of Hugging Face transformers"),
+    "launch": ("podling.cli.launch", "run a command in several processes that are one run"),
 }
 
 HELP = f"""usage: podling COMMAND [OPTIONS]
@@ -55,6 +58,14 @@ class Terminated(BaseException):
     """SIGTERM came; raised where the program is, so that files are closed and temporary ones removed."""
 
 
+class Ended(Exception):
+    """The command has said all there is to say, and knows its exit code and its JSON object (None: it prints none)."""
+
+    def __init__(self, code: int, result: dict[str, Any] | None):
+        super().__init__(code)
+        self.code, self.result = code, result
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     argv = sys.argv[1:] if argv is None else argv
@@ -66,7 +77,24 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     as_json = "--json" in argv and not {"-h", "--help"} & set(argv)
     with _stdout_for_json(as_json) as answer, _stoppable(argv[0], answer):
+        global _give_up
+        _give_up = functools.partial(_end_at_once, argv[0], answer)
         return _run(argv, answer)
+
+
+_give_up: Any = None
+
+
+def end_at_once(problem: Problem) -> None:
+    """End the program with exit code 1 from another thread: its main thread hangs where nothing can reach it."""
+    _give_up(problem, 1)
+
+
+def _end_at_once(command: str, answer: Any, problem: Problem, code: int) -> None:
+    _fail(command, [problem], code, answer)
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
+    os._exit(code)
 
 
 def entry() -> None:
@@ -75,9 +103,11 @@ def entry() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     code = main()
-    if code > 128:
+    hosts = sys.modules.get("podling.parallel.hosts")
+    if code > 128 or (code and hosts is not None and hosts.joined):
         # Stopped by a signal, perhaps while a library was starting its threads: taking the interpreter down in order
-        # has been seen to crash then, and there is nothing left to put in order.
+        # has been seen to crash then, and there is nothing left to put in order. And where one of several processes
+        # fails, JAX would first wait for all the others.
         with contextlib.suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
@@ -91,6 +121,10 @@ def _run(argv: list[str], answer: Any) -> int:
         result = _command(argv[0]).main(argv[1:])
     except PodlingError as error:
         return _fail(argv[0], error.problems, error.exit_code, answer)
+    except Ended as end:
+        if end.result is not None:
+            answer(end.result)
+        return end.code
     except SystemExit as stop:  # a printed help text
         return stop.code if isinstance(stop.code, int) else 0
     except KeyboardInterrupt:
@@ -173,14 +207,11 @@ def _stoppable(command: str, answer: Any) -> Iterator[None]:
         yield
         return
 
-    def give_up(problem: Problem, code: int) -> None:
-        _fail(command, [problem], code, answer)
-        sys.stderr.flush()
-        os._exit(code)
-
     def stop(signum: int, frame: Any) -> None:
         if not timers:
-            timers.append(threading.Timer(GIVE_UP_S, give_up, (_stopped_by(signum), 128 + signum)))
+            timers.append(
+                threading.Timer(GIVE_UP_S, _end_at_once, (command, answer, _stopped_by(signum), 128 + signum))
+            )
             timers[0].daemon = True
             timers[0].start()
         raise KeyboardInterrupt if signum == signal.SIGINT else Terminated

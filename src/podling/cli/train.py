@@ -10,6 +10,8 @@ from podling.cli.parse import parse
 from podling.cli.platform import choose_platform
 from podling.config import Config
 from podling.errors import raise_if
+from podling.launch.child import follow_launcher
+from podling.parallel.hosts import HostArgs, find, host_problems, quiet_gloo, together
 from podling.presets import PRESETS
 from podling.validate import validate
 
@@ -24,11 +26,27 @@ class Args:
     """JSON file of settings, in the form of a run's config.json; flags win over it."""
     json: JsonFlag = False
     """Print the summary as one JSON object on stdout, and everything else on stderr."""
+    coordinator: Annotated[str, arg(metavar="HOST:PORT", help_behavior_hint="")] = ""
+    """Where process 0 listens, for a run of several processes that no cluster has started. On a TPU pod, under SLURM,
+    Kubernetes or Open MPI the processes find one another, and none of these three flags is needed."""
+    num_processes: Annotated[int, arg(help_behavior_hint="")] = 0
+    """How many processes the run has. 1: this one alone, whatever the cluster says."""
+    process_id: Annotated[int, arg(help_behavior_hint="")] = -1
+    """The number of this process, from 0."""
     config: Annotated[Config, arg(name="")] = field(default_factory=Config)
 
+    @property
+    def hosts(self) -> HostArgs:
+        """The three flags of several processes."""
+        return HostArgs(self.coordinator, self.num_processes, self.process_id)
 
-def main(argv: list[str]) -> dict[str, Any]:
-    """Train, or continue a run, and return its summary."""
+
+def read(argv: list[str]) -> tuple[Args, Config, list[str]]:
+    """The arguments, the configuration they come to, and notes for the person; needs no JAX.
+
+    Raises:
+        InputError: with everything that is wrong with them.
+    """
     base, problems = base_config(argv)
     parsed = parse(
         Args,
@@ -39,22 +57,38 @@ def main(argv: list[str]) -> dict[str, Any]:
         problems=problems,
     )
     config, notes, found = settle(parsed.args.config, parsed.given)
-    found += validate(config)
+    found += validate(config) + host_problems(parsed.args.hosts)
     found += data_problems(config.data, everything=not parsed.problems and not found)
     named = {problem.where for problem in parsed.problems}
     raise_if(parsed.problems + [problem for problem in found if problem.where not in named])
+    return parsed.args, config, notes
 
+
+def main(argv: list[str]) -> dict[str, Any]:
+    """Train, or continue a run, and return its summary."""
+    args, config, notes = read(argv)
+    follow_launcher()
     choose_platform(config.run.device)
+    from podling.cli.main import Ended, end_at_once
     from podling.train.progress import make_reporter
     from podling.train.start import train
 
-    reporter = make_reporter(total_steps(config), json=parsed.args.json, log_every=config.run.log_every)
-    for note in notes:
-        reporter.say(note)
+    place = find(args.hosts)
+    if place is not None:
+        quiet_gloo()
+    reporter = make_reporter(total_steps(config), json=args.json, log_every=config.run.log_every)
     try:
-        return train(config, reporter)
+        with together(place, reporter.say) as hosts:
+            if hosts.member is not None:
+                hosts.member.end = end_at_once
+            for note in notes if hosts.is_first else []:
+                reporter.say(note)
+            summary = train(config, reporter, hosts)
     finally:
         reporter.close()
+    if not hosts.is_first:
+        raise Ended(0, None)
+    return summary
 
 
 def _description() -> str:
@@ -70,6 +104,7 @@ examples:
   podling train --data corpus/ --model gpt2 --tokens 1000000000
   podling train --resume runs/book
   JAX_NUM_CPU_DEVICES=8 podling train --mesh data=4,tensor=2
+  podling train --coordinator 10.0.0.1:1234 --num-processes 2 --process-id 0   (and 1 on the other machine)
 
 presets (--model):
 {presets}

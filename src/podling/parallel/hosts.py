@@ -10,12 +10,13 @@ import errno
 import os
 import socket
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from podling.errors import InputError, Problem, RunError, raise_if
+from podling.errors import InputError, Interrupted, PodlingError, Problem, RunError, raise_if
 from podling.parallel.cluster import Place, find_cluster
 from podling.parallel.member import Member
 from podling.parallel.register import Register
@@ -23,10 +24,15 @@ from podling.parallel.relay import relay
 
 ARRIVAL_S = 60.0
 """How long the others may be late at a wait."""
+TELL_S = 3.0
+"""A wait that is over sooner is not worth a line."""
 HEARTBEAT_S = 50
 """Of JAX's own watch, which aborts in C++. It is the second line: the register notices sooner and speaks."""
 
 Say = Callable[[str], None]
+
+joined = False
+"""This process is one of several; JAX then waits for the others when the interpreter ends in order."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +83,9 @@ class Hosts:
             self.member.leave(reason or "it failed")
             time.sleep(0.1)  # process 0's own register has to pass it on
 
-    def explain(self, error: BaseException) -> Problem | None:
-        """What really happened when this process fails only because another one is gone; None when none is."""
-        return None if self.member is None else self.member.explain(error, limit_s=5)
+    def explain(self) -> Problem | None:
+        """What really happened, where this process fails because another one is gone; None when none is."""
+        return None if self.member is None else self.member.explain(limit_s=5)
 
 
 ALONE = Hosts()
@@ -112,11 +118,28 @@ def host_problems(args: HostArgs) -> list[Problem]:
     return problems
 
 
-def join(args: HostArgs, say: Say, limit_s: float = ARRIVAL_S) -> Hosts:
-    """Find the other processes and start `jax.distributed`, if there is more than one.
+def find(args: HostArgs) -> Place | None:
+    """This process's place among several, by the flags, or else by what SLURM, Open MPI, Kubernetes or a TPU pod says.
+
+    Returns:
+        None for a process that is alone.
+
+    Raises:
+        InputError: the flags make no sense, or a cluster does not say enough.
+    """
+    raise_if(host_problems(args))
+    if args.num_processes == 1:
+        return None
+    if args == HostArgs():
+        return find_cluster(os.environ)
+    return Place(args.process_id, args.num_processes, args.coordinator, "as the flags say")
+
+
+def join(args: HostArgs | Place | None, say: Say, limit_s: float = ARRIVAL_S) -> Hosts:
+    """Meet the other processes and start `jax.distributed`, if there is more than one.
 
     Args:
-        args: the flags; without them, what SLURM, Open MPI, Kubernetes or a TPU pod says.
+        args: the flags, or what `find` made of them.
         say: told what was found, and what is waited for.
         limit_s: how long the others may be late.
 
@@ -124,25 +147,51 @@ def join(args: HostArgs, say: Say, limit_s: float = ARRIVAL_S) -> Hosts:
         InputError: the flags make no sense, process 0 cannot be reached, its port is taken, a number is there twice, or
             a process does not arrive.
     """
-    raise_if(host_problems(args))
-    if args.num_processes == 1:
-        return ALONE
-    place = find_cluster(os.environ) if args == HostArgs() else _from_flags(args)
+    place = find(args) if isinstance(args, HostArgs) else args
     if place is None:
         return ALONE
-    say(f"{place.found_by}: process {place.process} of {place.count}, process 0 at {place.coordinator}")
     register = _open_register(place) if place.process == 0 else None
+    if place.process == 0:
+        say(f"{place.count} processes ({place.found_by}), met at {place.coordinator}; the run folder must be shared")
     member = Member(_reach(place, say, limit_s), place.process, place.count)
     member.sit_down()
     hosts = Hosts(place.process, place.count, member, register)
-    say(f"waiting for {place.count} processes to start, at most {limit_s:.0f} s")
     try:
-        exchange(hosts, "start", None, limit_s)
+        with _progress(say if hosts.is_first else None, member, limit_s):
+            exchange(hosts, "start", None, limit_s)
     except RunError as error:
         fix = f"start all {place.count} within {limit_s:.0f} s of one another, numbered 0 to {place.count - 1}"
         raise InputError([Problem(problem.where, problem.what, fix) for problem in error.problems]) from error
     _start_jax(place, hosts)
     return hosts
+
+
+@contextlib.contextmanager
+def together(args: HostArgs | Place | None, say: Say) -> Iterator[Hosts]:
+    """`join`, and an end for all: in order when the block is done, at once when it fails in this process.
+
+    Raises:
+        RunError: instead of what the block raised, when that is because another process is gone.
+    """
+    hosts = join(args, say)
+    try:
+        yield hosts
+    except Interrupted:  # by agreement, in every process
+        hosts.leave()
+        raise
+    except PodlingError as error:
+        hosts.fail(f"{error.problems[0].where}: {error.problems[0].what}")
+        raise
+    except Exception as error:
+        problem = hosts.explain()
+        if problem is not None:
+            raise RunError(problem) from error
+        hosts.fail(f"{type(error).__name__}: {error}".splitlines()[0])
+        raise
+    except BaseException:
+        hosts.fail("interrupted")
+        raise
+    hosts.leave()
 
 
 def exchange(hosts: Hosts, name: str, value: Any, limit_s: float | None = ARRIVAL_S) -> list[Any]:
@@ -248,10 +297,6 @@ def _host_port(text: str) -> tuple[str, int] | None:
     return (host, int(port)) if host and port.isdecimal() and 0 < int(port) < 65536 else None
 
 
-def _from_flags(args: HostArgs) -> Place:
-    return Place(args.process_id, args.num_processes, args.coordinator, "as the flags say")
-
-
 def _open_register(place: Place) -> Register:
     host, port = _host_port(place.coordinator) or ("", 0)
     try:
@@ -278,7 +323,8 @@ def _reach(place: Place, say: Say, limit_s: float) -> socket.socket:
     address = _host_port(place.coordinator) or ("", 0)
     if place.process == 0:
         address = ("127.0.0.1", address[1])
-    until, told = time.monotonic() + limit_s, False
+    began, told = time.monotonic(), False
+    until = began + limit_s
     while True:
         try:
             return socket.create_connection(address, timeout=max(1.0, min(10.0, until - time.monotonic())))
@@ -288,17 +334,36 @@ def _reach(place: Place, say: Say, limit_s: float) -> socket.socket:
             what = f"process 0 cannot be reached at {place.coordinator} after {limit_s:.0f} s: {why}"
             fix = "is it started, and is this its address and port? Does a firewall stand between?"
             raise InputError(Problem("--coordinator", what, fix))
-        if not told:
-            say(f"waiting for process 0 at {place.coordinator}, at most {limit_s:.0f} s ({why})")
+        if not told and time.monotonic() > began + TELL_S:
+            say(f"process {place.process} waits for process 0 at {place.coordinator}, at most {limit_s:.0f} s ({why})")
             told = True
         time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def _progress(say: Say | None, member: Member, limit_s: float) -> Iterator[None]:
+    """Say who is being waited for, once, when it takes a while."""
+
+    def tell() -> None:
+        missing = ", ".join(map(str, member.missing()))
+        if say is not None and missing:
+            say(f"waiting for process {missing} of {member.count} to start, at most {limit_s:.0f} s")
+
+    timer = threading.Timer(TELL_S, tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _start_jax(place: Place, hosts: Hosts) -> None:
     """`jax.distributed`, with nothing left for it to find out."""
     host, port = _host_port(place.coordinator) or ("", 0)
     jax_port = broadcast(hosts, "JAX's port", _free_port(host, port + 1) if hosts.is_first else None)
-    _quiet_libraries()
+    global joined
+    joined = True
     import jax
 
     jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM away
@@ -328,8 +393,11 @@ def _free_port(host: str, wish: int) -> int:
     raise RunError(Problem("--coordinator", "this machine has no free port"))
 
 
-def _quiet_libraries() -> None:
-    """Gloo greets on file descriptor 1, once for each group of devices; what Python prints still goes to stdout."""
+def quiet_gloo() -> None:
+    """Drop what Gloo writes to file descriptor 1, a line for each group of devices.
+
+    What Python prints still goes to stdout, if it uses `sys.stdout` as it is from now on.
+    """
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stdout.flush()
         if sys.stdout.fileno() == 1:

@@ -134,7 +134,11 @@ class Member:
                 self._news.wait(BEAT_S / 4)
             return self._values.pop(key)
 
-    def explain(self, error: BaseException, limit_s: float) -> Problem | None:
+    def missing(self) -> list[int]:
+        """Processes that have not arrived at all."""
+        return [index for index, row in enumerate(self._table) if row is None]
+
+    def explain(self, limit_s: float) -> Problem | None:
         """What really happened, when this process fails because another one is gone: the news may take a moment."""
         until = time.monotonic() + limit_s
         while time.monotonic() < until:
@@ -233,5 +237,7 @@ class Member:
             wait = self._here
             problem = None if wait.raises and wait in self._waits else self.verdict(wait)
             if problem is not None and not self._left:
+                if self.process == 0:
+                    time.sleep(BEAT_S / 4)  # the register goes with this process: let the others hear first
                 self.end(problem)
                 return

@@ -119,6 +119,8 @@ class Register:
         elif "bye" in message:
             seat.end = f"failed: {message['bye']}" if message["bye"] else "done"
             self._tell_table()
+        elif self._notice_silence():
+            self._tell_table()
         else:
             seat.send({"table": self._table()})
 
@@ -134,12 +136,17 @@ class Register:
         for seat in seats:
             seat.send({"all": key, "values": values})
 
-    def _table(self) -> list[list[Any] | None]:
+    def _notice_silence(self) -> bool:
+        """Whether a process has just been silent for too long."""
         now = time.monotonic()
         with self._lock:
-            for seat in self._seats.values():
-                if not seat.end and now - seat.heard_s > self.silent_s:
-                    seat.end = f"lost: no sign of life for {self.silent_s:.0f} s"
+            silent = [seat for seat in self._seats.values() if not seat.end and now - seat.heard_s > self.silent_s]
+            for seat in silent:
+                seat.end = f"lost: no sign of life for {self.silent_s:.0f} s"
+        return bool(silent)
+
+    def _table(self) -> list[list[Any] | None]:
+        with self._lock:
             seats = [self._seats.get(index) for index in range(self.count)]
             return [None if seat is None else [seat.order, seat.name, seat.end] for seat in seats]
 

@@ -49,7 +49,7 @@ class Waits:
             except PodlingError:
                 raise
             except Exception as error:  # a collective fails in many ways when its other end is gone
-                problem = self.hosts.explain(error)
+                problem = self.hosts.explain()
                 if problem is None:
                     raise
                 raise RunError(problem) from error

@@ -1,0 +1,25 @@
+"""A launched process does not outlive its launcher."""
+
+import os
+import signal
+import threading
+import time
+
+LAUNCHER = "PODLING_LAUNCHER_FD"
+"""Environment variable: a file descriptor that closes when the launcher ends, however it ends."""
+SAVE_S = 60.0
+
+
+def follow_launcher() -> None:
+    """Stop as by SIGTERM, and so save, when the launcher is gone. Without a launcher this does nothing."""
+    handle = os.environ.pop(LAUNCHER, "")
+    if handle:
+        threading.Thread(target=_follow, args=(int(handle),), name="launcher", daemon=True).start()
+
+
+def _follow(handle: int) -> None:
+    while os.read(handle, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(SAVE_S)
+    os._exit(1)

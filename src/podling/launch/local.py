@@ -1,0 +1,184 @@
+"""Several processes on this machine, joined over loopback: how a run of many hosts is tried and tested on one."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from podling.launch.child import LAUNCHER
+
+STOP_S = 60.0
+"""Processes that have lost one of them stop by themselves; after this long they are stopped."""
+END_S = 10.0
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass
+class Processes:
+    """The processes of one command.
+
+    Attributes:
+        children: by their number.
+        code: the first exit code that was not 0; 1 for a process that died.
+    """
+
+    children: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    code: int = 0
+    signalled: int | None = None
+    ended: set[int] = field(default_factory=set)
+
+    def wait(self) -> None:
+        """Until all have ended, by themselves or because one of them did."""
+        failed_s = None
+        while len(self.ended) < len(self.children):
+            for number, child in enumerate(self.children):
+                if number not in self.ended and child.poll() is not None:
+                    self.ended.add(number)
+                    self._judge(number, child.returncode)
+            if self.code and failed_s is None:
+                failed_s = time.monotonic()
+            if failed_s is not None and self.signalled is None:
+                self._press(time.monotonic() - failed_s)
+            time.sleep(0.05)
+
+    def _judge(self, number: int, code: int) -> None:
+        if code < 0 and -code != self.signalled:
+            name = signal.Signals(-code).name
+            say(f"process {number} of {len(self.children)} was killed by {name}")
+        self.code = self.code or (code if code >= 0 else 128 - code if -code == self.signalled else 1)
+
+    def _press(self, since_s: float) -> None:
+        """Stop what does not stop by itself: `since_s` after the first process failed."""
+        for limit_s, number in ((STOP_S, signal.SIGTERM), (STOP_S + END_S, signal.SIGKILL)):
+            if limit_s < since_s < limit_s + 1:
+                left = [str(index) for index in range(len(self.children)) if index not in self.ended]
+                say(f"process {', '.join(left)} did not stop within {since_s:.0f} s: {signal.Signals(number).name}")
+                self.send(number)
+                time.sleep(1)
+
+    def send(self, number: int) -> None:
+        """A signal to every process that is there."""
+        for child in self.children:
+            with contextlib.suppress(ProcessLookupError):
+                child.send_signal(number)
+
+
+def say(text: str) -> None:
+    """A line of the launcher itself."""
+    print(f"podling launch: {text}", file=sys.stderr, flush=True)
+
+
+def run_local(command: list[str], processes: int, devices: int) -> tuple[int, dict[str, Any] | None]:
+    """Run `podling COMMAND` in several processes and wait for them.
+
+    Process 0 prints as if it were alone; each line of the others is marked with its number and goes to stderr.
+
+    Args:
+        command: the command and its arguments.
+        processes: how many, at least 1.
+        devices: emulated CPU devices of each.
+
+    Returns:
+        The exit code, and with `--json` the object that process 0 printed, or one about its death.
+    """
+    as_json = "--json" in command
+    port = _free_port()
+    alive, held = os.pipe()
+    all_ = Processes()
+    readers: list[threading.Thread] = []
+    answer: list[str] = []
+    with _forwarding(all_):
+        for number in range(processes):
+            flags = [
+                "--coordinator",
+                f"127.0.0.1:{port}",
+                "--num-processes",
+                str(processes),
+                "--process-id",
+                str(number),
+            ]
+            child = subprocess.Popen(
+                [sys.executable, "-m", "podling", *command, *(flags if processes > 1 else [])],
+                env=_environment(devices, alive),
+                pass_fds=(alive,),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if number or as_json else None,
+                stderr=subprocess.STDOUT if number else None,
+                start_new_session=True,  # a Ctrl-C at the terminal reaches the launcher alone, which passes it on once
+            )
+            all_.children.append(child)
+            if child.stdout is not None:
+                target, args = (_mark, (child.stdout, number)) if number else (_keep, (child.stdout, answer))
+                readers.append(threading.Thread(target=target, args=args, daemon=True))
+                readers[-1].start()
+        os.close(alive)
+        all_.wait()
+    for reader in readers:
+        reader.join(timeout=5)
+    os.close(held)
+    return all_.code, _answer("".join(answer), all_) if as_json else None
+
+
+def _answer(text: str, all_: Processes) -> dict[str, Any]:
+    with contextlib.suppress(ValueError):
+        return json.loads(text)
+    what = "ended without an answer; what it said is on stderr"
+    problem = {"where": f"process 0 of {len(all_.children)}", "what": what, "fix": "run the same command to carry on"}
+    return {"error": {"problems": [problem]}, "exit_code": all_.code}
+
+
+def _mark(lines: IO[bytes], number: int) -> None:
+    for line in lines:
+        text = line.decode(errors="replace").rstrip("\n")
+        sys.stderr.write(f"[{number}] {text}\n")
+        sys.stderr.flush()
+
+
+def _keep(lines: IO[bytes], kept: list[str]) -> None:
+    kept.extend(line.decode(errors="replace") for line in lines)
+
+
+@contextlib.contextmanager
+def _forwarding(all_: Processes) -> Iterator[None]:
+    """Signals go to every process, which saves and ends; the launcher waits for that."""
+
+    def forward(number: int, frame: Any) -> None:
+        all_.signalled = number
+        all_.send(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    kept = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, forward) for number in kept}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+def _environment(devices: int, alive: int) -> dict[str, str]:
+    flags = re.sub(r"--xla_force_host_platform_device_count=\S*", "", os.environ.get("XLA_FLAGS", ""))
+    chosen = {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": str(devices),
+        "XLA_FLAGS": flags,
+        "PYTHONUNBUFFERED": "1",
+        LAUNCHER: str(alive),
+    }
+    return {**os.environ, **chosen}
