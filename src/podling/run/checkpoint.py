@@ -24,7 +24,7 @@ from podling.files import show_bytes
 from podling.parallel.hosts import ALONE, Hosts, broadcast, exchange
 from podling.run import manifest
 from podling.run.environment import environment
-from podling.run.meeting import Meetings, Missed
+from podling.run.meeting import Meetings, cause_of
 from podling.run.quiet import quiet_orbax
 from podling.run.restore import STATE, restore_good
 from podling.run.steps import PARTIAL, StepFolders
@@ -75,7 +75,7 @@ class Checkpoints:
             held_bytes = sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
             free_bytes = shutil.disk_usage(self.folder).free
         except OSError as error:
-            raise self._failure(self.folder, _cause(error)) from error
+            raise self._failure(self.folder, cause_of(error)) from error
         steps = self._folders.keep + 2  # the newest, the best, and the one being written
         needed_bytes = max(step_bytes, steps * step_bytes - held_bytes)
         if needed_bytes > free_bytes:
@@ -115,7 +115,7 @@ class Checkpoints:
             self._orbax.save(self._partial / STATE, args=ocp.args.PyTreeSave(state))  # pyright: ignore[reportCallIssue]
         except Exception as error:
             self._give_up()
-            raise self._failure(self._partial, _cause(error)) from error
+            raise self._failure(self._partial, cause_of(error)) from error
         self._thread = threading.Thread(target=self._commit, args=(step, record), name=f"commit {step}")
         self._thread.start()
 
@@ -129,11 +129,11 @@ class Checkpoints:
             return
         error = self._join()
         causes = exchange(
-            self.hosts, f"writing {self._partial.name}", "" if error is None else _cause(error), limit_s=None
+            self.hosts, f"writing {self._partial.name}", "" if error is None else cause_of(error), limit_s=None
         )
         if any(causes):
             self._give_up()
-            raise self._failure(self._partial, self._whose(causes)) from error
+            raise self._failure(self._partial, self._meetings.whose(causes)) from error
 
     def close(self) -> None:
         """Wait for this process's share of the pending save and release Orbax's threads.
@@ -145,7 +145,7 @@ class Checkpoints:
             # Not `wait`: a process that ends because of an error finds nobody to compare notes with.
             if self._thread is not None and (error := self._join()) is not None:
                 self._give_up()
-                raise self._failure(self._partial, _cause(error)) from error
+                raise self._failure(self._partial, cause_of(error)) from error
         finally:
             self._orbax.close()
 
@@ -182,7 +182,7 @@ class Checkpoints:
                     self._folders.clean()
                     self._folders.begin(step)
             except OSError as error:
-                cause = _cause(error)
+                cause = cause_of(error)
         there, cause = broadcast(self.hosts, f"beginning {step}", [there, cause], limit_s=None)
         if cause:
             raise self._failure(self.folder / f"{step}{PARTIAL}", cause)
@@ -201,7 +201,7 @@ class Checkpoints:
                 self._folders.publish(self._partial, step)
         except Exception as error:  # handed to the main thread by wait()
             self._error = error
-            self._meetings.miss(_cause(error))
+            self._meetings.miss(cause_of(error))
 
     def _join(self) -> Exception | None:
         """Wait for `_commit`, and take its error."""
@@ -231,11 +231,6 @@ class Checkpoints:
             async_options=ocp.options.AsyncOptions(barrier_sync_fn=self._meetings.barrier),
         )
 
-    def _whose(self, causes: list[str]) -> str:
-        """One failure in words, with the process where there are several."""
-        number, cause = next((number, cause) for number, cause in enumerate(causes) if cause)
-        return cause if self.hosts.count == 1 else f"process {number} of {self.hosts.count}: {cause}"
-
     def _failure(self, path: Path, cause: str) -> RunError:
         last = self.latest()
         safe = "no checkpoint was saved before" if last is None else f"the checkpoint of step {last} is intact"
@@ -254,14 +249,3 @@ def hash_state(state: Any) -> str:
     The leaves must be addressable from this process.
     """
     return manifest.hash_leaves(state)
-
-
-def _cause(error: BaseException) -> str:
-    """The operating system's words where they can be found, else the first line of the message."""
-    text = str(error)
-    if isinstance(error, Missed):
-        return text
-    for known in ("No space left on device", "File too large", "Disk quota exceeded", "Read-only file system"):
-        if known in text:
-            return known
-    return f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"

@@ -42,7 +42,23 @@ class Meetings:
     def _meet(self, cause: str) -> None:
         self._met += 1
         causes = meet(self._hosts, f"{self._save}, {self._met}", cause)
-        for number, told in enumerate(causes):
-            if told:
-                self._over = True
-                raise Missed(f"process {number} of {self._hosts.count}: {told}")
+        if any(causes):
+            self._over = True
+            raise Missed(self.whose(causes))
+
+    def whose(self, causes: list[str]) -> str:
+        """One failure in words, with the process where there are several."""
+        number, cause = next((number, cause) for number, cause in enumerate(causes) if cause)
+        alone = self._hosts.count == 1 or cause.startswith("process ")
+        return cause if alone else f"process {number} of {self._hosts.count}: {cause}"
+
+
+def cause_of(error: BaseException) -> str:
+    """The operating system's words where they can be found, else the first line of the message."""
+    text = str(error)
+    if isinstance(error, Missed):
+        return text
+    for known in ("No space left on device", "File too large", "Disk quota exceeded", "Read-only file system"):
+        if known in text:
+            return known
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"

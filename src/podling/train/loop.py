@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,15 +20,14 @@ from podling.data.shards import Prepared
 from podling.errors import Problem, RunError
 from podling.parallel.waits import COMPILE_S, STEP_S
 from podling.run.checkpoint import state_bytes
-from podling.run.environment import environment_changes
 from podling.run.folder import RunFolder
 from podling.run.metrics import MetricsLog
 from podling.train.baselines import Baseline, baselines
+from podling.train.beginning import first_state
 from podling.train.between import Between
-from podling.train.devices import check_batch, open_session
+from podling.train.devices import open_session
 from podling.train.finish import finish
 from podling.train.flops import flops_per_token
-from podling.train.initial import initial_params
 from podling.train.meter import Meter
 from podling.train.progress import Reporter
 from podling.train.session import Session
@@ -100,7 +98,10 @@ class Run:
             if self.together.is_first:
                 self.between.checkpoints.check_space(state_bytes(like))
         self.reporter.say(f"checkpoints: {self.folder.paths.checkpoints}, {state_bytes(like) / 1e6:,.1f} MB each")
-        state, start = self.restore(like)
+        state, meta = first_state(self.session, self.between.checkpoints, self.reporter, self.together)
+        start, self.resumed_evaluated, self.wall_s_before = meta["step"], meta["evaluated"], meta["wall_s"]
+        if "meter" in meta:
+            self.meter.restore(meta["meter"])
         baseline = self.baseline()
         self.reporter.begin(self.total_steps, start, baseline)
         with contextlib.ExitStack() as stack:
@@ -121,32 +122,6 @@ class Run:
             "train_s": self.meter.train_s,
         }
         return finish(self.session, self.folder, self.reporter, state.params, figures, self.wall_s, self.together)
-
-    def restore(self, like: TrainState) -> tuple[TrainState, int]:
-        """The newest good checkpoint, or the initial state."""
-        checkpoints = self.between.checkpoints
-        if self.together.broadcast("the newest checkpoint", checkpoints.latest()) is None:
-            with self.together.waits("initial state", COMPILE_S):
-                state = self.session.init_state()
-                if self.config.run.init:
-                    path = Path(self.config.run.init)
-                    params = initial_params(path, like.params, self.reporter, self.together.hosts)
-                    state = TrainState(step=state.step, params=params, opt_state=state.opt_state)
-            check_batch(self.session, 0, self.together)
-            return state, 0
-        with self.together.waits("reading the checkpoint", COMPILE_S):
-            state, meta = checkpoints.restore(None, like, self.reporter.say)
-        self.meter.restore(meta["meter"])
-        self.resumed_evaluated = meta["evaluated"]
-        self.wall_s_before = meta["wall_s"]
-        self.reporter.say(f"resuming after step {meta['step']:,} of {self.total_steps:,}")
-        changes = environment_changes(meta)
-        if meta.get("next_batch", found := self.session.batches.digest(meta["step"])) != found:
-            changes.append("the order of the batches changed with these versions")
-        if changes:
-            self.reporter.say("not bit-equal to an unbroken run from here on: " + "; ".join(changes))
-        check_batch(self.session, meta["step"], self.together)
-        return state, meta["step"]
 
     def baseline(self) -> Baseline:
         """Counted by the first process, while the others wait."""
@@ -259,8 +234,8 @@ class Run:
             self.log.write(record)
 
     def facts(self) -> dict[str, Any]:
-        """What a checkpoint keeps of this session's clocks."""
-        return {"meter": self.meter.state(), "wall_s": self.wall_s()}
+        """What a checkpoint keeps of this session."""
+        return {"meter": self.meter.state(), "wall_s": self.wall_s(), "layout": self.session.layout}
 
     def wall_s(self) -> float:
         """Seconds of work on this run, all sessions together."""

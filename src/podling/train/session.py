@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from podling.config import Config
 from podling.data.batches import Batch, Batches, EvalWindows, heldout_windows
 from podling.data.shards import Prepared
+from podling.parallel.axes import mesh_text
 from podling.parallel.device import Peak, compute_dtype, peak_flops, select_devices
 from podling.parallel.mesh import batch_sharding, make_mesh
 from podling.train.auto_mesh import Machine, joined, settle_mesh
@@ -93,6 +94,15 @@ class Session:
             counter=counter,
             train_step=jax.jit(counter, donate_argnums=0),
         )
+
+    @property
+    def layout(self) -> dict[str, str]:
+        """What rounding depends on besides the configuration, by name."""
+        return {
+            "mesh": mesh_text(self.mesh.shape),
+            "compute dtype": self.dtype.name,
+            "micro-batch": f"{self.plan.micro_batch} rows",
+        }
 
     def init_state(self) -> TrainState:
         """The state at step 0, every leaf born where it is stored."""
