@@ -51,7 +51,7 @@ class Member:
 
     def __init__(self, link: socket.socket, process: int, count: int, silent_s: float = SILENT_S):
         self.process, self.count, self.silent_s = process, count, silent_s
-        self.saved_step: int | None = None
+        self.latest: Callable[[], int | None] = lambda: None  # the step of the newest checkpoint
         self.end: Callable[[Problem], None] = end_at_once
         self._link, self._lines = link, link.makefile("rb")
         self._news = threading.Condition()
@@ -185,7 +185,10 @@ class Member:
     def _problem(self, what: str, wait: Wait) -> Problem:
         where = f"process {self.process} of {self.count}"
         state = "waiting at" if wait in self._waits else "after"
-        saved = "" if self.saved_step is None else f"; the last checkpoint is of step {self.saved_step}"
+        step = None
+        with contextlib.suppress(OSError):
+            step = self.latest()
+        saved = "" if step is None else f"; the last checkpoint is of step {step}"
         return Problem(where, f"{what}; {state}: {wait.name}{saved}", "run the same command to carry on")
 
     def _send(self, message: dict[str, Any]) -> None:

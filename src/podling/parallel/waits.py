@@ -1,7 +1,7 @@
 """Named waits with time limits: a process that waits for others never waits for ever, and says for whom."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from podling.errors import PodlingError, RunError
 from podling.parallel.hosts import ARRIVAL_S, Hosts
@@ -22,7 +22,7 @@ class Waits:
         waits = Waits(hosts)
         with waits("first step", limit_s=COMPILE_S):
             ...
-        waits.saved(step)  # for the last line: where the run will carry on
+        waits.ask_for_saved(checkpoints.latest)  # for the last line: where the run will carry on
     """
 
     def __init__(self, hosts: Hosts):
@@ -54,7 +54,7 @@ class Waits:
                     raise
                 raise RunError(problem) from error
 
-    def saved(self, step: int) -> None:
-        """A checkpoint of this step is complete."""
+    def ask_for_saved(self, latest: Callable[[], int | None]) -> None:
+        """Let the last line say of which step the newest complete checkpoint is; `latest` may run on any thread."""
         if self.hosts.member is not None:
-            self.hosts.member.saved_step = step
+            self.hosts.member.latest = latest

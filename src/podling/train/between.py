@@ -40,6 +40,7 @@ class Between:
         self.session, self.folder, self.reporter, self.together = session, folder, reporter, together
         self._write, self._facts = write, facts
         self.checkpoints = Checkpoints(folder.paths.checkpoints, keep=session.config.run.keep, hosts=together.hosts)
+        together.waits.ask_for_saved(self.checkpoints.latest)
         self.programs = _open_programs(folder, together)
         self.evaluated: tuple[int, EvalResult] | None = None  # the newest evaluation and its step
 
@@ -66,13 +67,11 @@ class Between:
         meta = {"step": done, "evaluated": fresh, "next_batch": following, **self._facts()}
         with self.together.waits(f"checkpoint of step {done}", COMPILE_S):
             self.checkpoints.save(done, state, meta, metric=metric)
-        self._tell_saved()
 
     def wait_saved(self, done: int) -> None:
         """Until the checkpoint under way is complete."""
         with self.together.waits(f"checkpoint of step {done}", COMPILE_S):
             self.checkpoints.wait()
-        self._tell_saved()
 
     def save_and_stop(self, state: TrainState, done: int, signal_number: int) -> None:
         """Answer a signal.
@@ -97,11 +96,6 @@ class Between:
             f"podling train --resume {self.folder.path} goes on",
         )
         raise Interrupted(problem, signal_number)
-
-    def _tell_saved(self) -> None:
-        latest = self.checkpoints.latest()
-        if latest is not None:
-            self.together.waits.saved(latest)
 
 
 def _open_programs(folder: RunFolder, together: Together) -> CompileCache:
