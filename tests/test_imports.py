@@ -20,7 +20,7 @@ FLOORS = [
     {"generate"},
     {"interop"},
     {"train"},
-    {"plan", "explain", "launch", "report", "serve"},
+    {"layout", "plan", "explain", "launch", "report", "serve"},
     {"cli"},
     {"__main__"},
 ]

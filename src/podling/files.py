@@ -131,6 +131,14 @@ def show_bytes(count: float) -> str:
     return f"{count:.0f} bytes"
 
 
+def show_binary(count: float) -> str:
+    """'12.0 MiB' for 12 x 2**20, '15.75 GiB': memory is counted in powers of two."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.{2 if unit == 'GiB' else 1}f} {unit}"
+    return f"{count:.0f} bytes"
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)

@@ -109,9 +109,17 @@ def _why(config: Config, machine: Machine, sizes: dict[str, int], needed: float,
     whole = state_bytes(config.model, dict.fromkeys(MESH_AXES, 1))
     device = f"{machine.device_bytes / GIB:.2f} GiB"
     if needed > usable:
+        state = state_bytes(config.model, sizes)
+        train = config.train
+        saves = [
+            flag
+            for flag, on in (("--train.remat full", train.remat == "full"), ("--train.loss-chunk", train.loss_chunk))
+            if not on
+        ]
+        advice = " and ".join(saves) if saves and state < usable else "more devices, or a smaller model, would help"
         return (
-            f"nothing divides further, and it needs about {needed / GIB:.1f} GiB a device for state and one row where "
-            f"a device has {device}: expect it to run out of memory (--train.remat full, --train.loss-chunk)"
+            f"state ({state / GIB:.1f} GiB) and one row need about {needed / GIB:.1f} GiB on each device, and {device} "
+            f"is all it has: expect to run out of memory ({advice})"
         )
     if sizes["fsdp"] == sizes["tensor"] == 1:
         return f"the state ({whole / GIB:.1f} GiB) fits on every device, so only gradients travel"

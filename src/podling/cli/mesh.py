@@ -1,0 +1,159 @@
+"""`podling mesh`."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import Positional, arg
+
+from podling.cli.options import ConfigFlag, JsonFlag, base_config, open_run, settle
+from podling.cli.parse import Parsed, parse, peek
+from podling.cli.platform import choose_platform
+from podling.config import Config
+from podling.data.prepare import is_prepared
+from podling.data.vocabulary import known_tokenizer
+from podling.errors import InputError, Problem, raise_if
+from podling.files import atomic_write, read_json
+from podling.validate import out_problems, validate
+
+GPT2_VOCAB = 50257  # of its published tokenizer, which needs not be here to draw with
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """Arguments of `podling mesh`."""
+
+    run: Annotated[Positional[str], arg(metavar="[RUN]", help_behavior_hint="")] = ""
+    """A run folder, to draw its model; flags win over what it says."""
+    topology: Annotated[str, arg(metavar="NAME", help_behavior_hint="")] = ""
+    """TPU chips to draw: v5e:2x4, v5e-8, v6e-8, v4:2x2x1... Nothing: the devices of this machine."""
+    devices: Annotated[int, arg(metavar="N", help_behavior_hint="")] = 0
+    """As if this machine had that many devices like its first; without --topology."""
+    svg: Annotated[str, arg(metavar="FILE", help_behavior_hint="")] = ""
+    """Also write a picture."""
+    config_file: ConfigFlag = ""
+    """JSON file of settings, in the form of a run's config.json; flags win over it."""
+    json: JsonFlag = False
+    """Print everything as one JSON object on stdout."""
+    config: Annotated[Config, arg(name="")] = field(default_factory=Config)
+
+
+DESCRIPTION = """Draw a model on a mesh: which device holds what, in shapes and bytes, and what they send one another.
+
+Nothing is trained and no data is read: put mesh in the place of train in a command, and see. With --topology no TPU \
+is needed; where its compiler is installed (pip install 'podling[tpu]', Linux x86-64), devices lie as it lays them.
+
+examples:
+  podling mesh --model gpt2-xl --topology v5e:2x4 --mesh fsdp=8
+  podling mesh --model gpt2 --devices 8 --mesh data=2,fsdp=2,tensor=2
+  podling mesh runs/default
+  podling mesh --model gpt2-xl --topology v5e-256 --svg mesh.svg"""
+
+
+def main(argv: list[str]) -> dict[str, Any]:
+    """Draw a mesh, and return what was drawn."""
+    parsed, config, notes = _parsed(argv)
+    args, problems = parsed.args, list(parsed.problems)
+    problems += validate(config, ("model", "optimizer", "train"))
+    problems += [bad for bad in validate(config, ("run",)) if bad.where == "--mesh"]
+    problems += out_problems(str(Path(args.svg).parent), "--svg") if args.svg else []
+    if args.devices < 0 or (args.devices and args.topology):
+        problems.append(Problem("--devices", "is for this machine, and at least 1", "leave it out with --topology"))
+    from podling.layout.topology import parse_topology
+
+    try:
+        topology = parse_topology(args.topology) if args.topology else None
+    except InputError as error:
+        problems, topology = problems + error.problems, None
+    if not problems:
+        config, note, problems = _with_vocabulary(config)
+        notes += note
+    raise_if(problems)
+    choose_platform("cpu" if topology else config.run.device)
+    return _draw(args, config, topology, notes)
+
+
+def _parsed(argv: list[str]) -> tuple[Parsed[Args], Config, list[str]]:
+    """The arguments, and the configuration they mean; a run gives the defaults of the flags."""
+    base, problems = base_config(argv)
+    if not problems and (run := parse(Args, argv, **_texts(), default=Args(config=base)).args.run):
+        try:
+            model = open_run(run)[0]
+            base = replace(model, model=base.model) if peek(argv, "--model") else model
+        except InputError as error:
+            problems = error.problems
+    parsed = parse(Args, argv, **_texts(), default=Args(config=base), problems=problems)
+    config, notes, found = settle(parsed.args.config, parsed.given)
+    named = {problem.where for problem in parsed.problems}
+    parsed.problems.extend(problem for problem in found if problem.where not in named)
+    return parsed, config, notes
+
+
+def _texts() -> dict[str, Any]:
+    return {"prog": "podling mesh", "description": DESCRIPTION}
+
+
+def _with_vocabulary(config: Config) -> tuple[Config, list[str], list[Problem]]:
+    """The configuration with the vocabulary's size known, as far as it is without reading text."""
+    data, size, note = config.data, config.model.vocab_size, ""
+    problems: list[Problem] = []
+    if size:
+        pass
+    elif len(data.paths) == 1 and is_prepared(data.paths[0]):
+        size = read_json(Path(data.paths[0]) / "manifest.json")["tokenizer"]["vocab_size"]
+    elif data.tokenizer == "bpe":
+        size, note = data.vocab_size, f"vocabulary: {data.vocab_size}, as asked of the tokenizer that train would make"
+    elif data.tokenizer == "gpt2":
+        size = GPT2_VOCAB
+    elif data.tokenizer == "char":
+        fix = "say how many there are with --model.vocab-size"
+        problems.append(Problem("--tokenizer", "how many characters a text has is only known from the text", fix))
+    else:
+        try:
+            size = known_tokenizer(data.tokenizer).vocab_size
+        except InputError as error:
+            problems += error.problems
+    model = replace(config.model, vocab_size=size)
+    return replace(config, model=model), [note] if note else [], problems
+
+
+def _draw(args: Args, config: Config, topology: Any, notes: list[str]) -> dict[str, Any]:
+    from podling.layout.describe import describe
+    from podling.layout.grid import grid_of_count, grid_of_devices, grid_of_topology
+    from podling.parallel.device import compute_dtype, select_devices
+    from podling.parallel.mesh import make_mesh
+    from podling.train.auto_mesh import Machine, joined, settle_mesh
+    from podling.train.batch_plan import device_memory_bytes
+
+    found = [] if topology else select_devices(config.run.device)
+    if topology:
+        machine = Machine(topology.devices, topology.devices, topology.device_bytes)
+        where, platform = f"{topology.name} ({topology.chip.device_kind})", "tpu"
+    else:
+        like = [found[0]] * args.devices if args.devices else found
+        machine = Machine(len(like), joined(like), device_memory_bytes(like))
+        where, platform = f"{machine.devices} x {found[0].device_kind}", found[0].platform
+    dtype = compute_dtype(config.train.dtype, platform)
+    choice = settle_mesh(config, machine, dtype.itemsize)
+    if topology:
+        grid = grid_of_topology(topology, choice.sizes)
+    elif args.devices:
+        grid = grid_of_count(args.devices, choice.sizes)
+    else:
+        grid = grid_of_devices(make_mesh(choice.text, found))
+    layout = describe(config, grid, where, choice.why, machine.device_bytes, dtype)
+    if not args.json:
+        from rich.console import Console
+
+        from podling.layout.text import show
+
+        console = Console()
+        for note in notes:
+            console.print(note, highlight=False, markup=False)
+        show(layout, console)
+    if args.svg:
+        from podling.layout.svg import picture
+
+        atomic_write(args.svg, picture(layout))
+        print(f"{args.svg}: written")
+    return {**layout.record(), "notes": notes, "svg": args.svg}

@@ -1,0 +1,168 @@
+"""A layout as a picture: the grid of devices, and what fills the memory of one of them.
+
+Written by hand as SVG, 480 units wide so that a phone shows it legibly; colours follow the reader's light or dark
+scheme, and no font or script is fetched.
+"""
+
+import colorsys
+import textwrap
+from html import escape
+
+from podling.files import show_binary
+from podling.layout.describe import Layout, memory
+from podling.layout.grid import Cell, Grid, legend, live_axes, plane_rows, planes
+
+WIDTH, MARGIN = 480, 16
+INNER = WIDTH - 2 * MARGIN
+LINE = 15
+BAR_COLOURS = ("#2f81f7", "#8957e5", "#bf4b8a", "#d29922", "#3fb950", "#db6d28")
+STYLE = """
+text { font-family: system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif; fill: #1f2328 }
+.page { fill: #ffffff } .soft { fill: #59636e } .track { fill: #8c959f; fill-opacity: .22 } .full { stroke: #cf222e }
+.cell { stroke: #ffffff; stroke-width: 2 }
+@media (prefers-color-scheme: dark) {
+  text { fill: #e6edf3 } .page { fill: #0d1117 } .soft { fill: #9198a1 } .full { stroke: #ff7b72 }
+  .cell { stroke: #0d1117 }
+}"""
+
+
+def picture(layout: Layout) -> str:
+    """The SVG document."""
+    parts: list[str] = []
+    title = f"{layout.model} on {layout.where}"
+    y = MARGIN + 20
+    parts.append(_text(MARGIN, y, title, 18, bold=True))
+    y += 22
+    parts.append(_text(MARGIN, y, f"mesh {layout.mesh}, {layout.params / 1e6:,.1f}M parameters", 14, soft=True))
+    y += 16
+    for z in planes(layout.grid):
+        drawn, y = _plane(layout.grid, z, y)
+        parts += drawn
+    for line in textwrap.wrap(legend(layout.grid), 66):
+        y += LINE + 2
+        parts.append(_text(MARGIN, y, line, 13, soft=True))
+    drawn, y = _bars(layout, y + 34)
+    parts += drawn
+    height = round(y + MARGIN + 4)
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
+            f'aria-label="{escape(title, quote=True)}">',
+            f"<title>{escape(title)}</title>",
+            f"<style>{STYLE}</style>",
+            f'<rect class="page" width="{WIDTH}" height="{height}" rx="8"/>',
+            *parts,
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def _plane(grid: Grid, z: int | None, y: float) -> tuple[list[str], float]:
+    """One plane of devices below `y`, and where it ends."""
+    rows, axes = plane_rows(grid, z, columns=4), live_axes(grid)
+    parts: list[str] = []
+    if len(planes(grid)) > 1:
+        y += 20
+        parts.append(_text(MARGIN, y, f"z = {z}", 13, soft=True))
+    gutter = 22 if rows[0][0].coords else 0
+    columns = max(map(len, rows))
+    width = min(INNER / 2, (INNER - gutter) / columns)
+    written = width >= 56
+    height = 26 + (len(axes) + (1 if gutter else 0)) * LINE if written else width
+    if gutter:
+        y += LINE
+        for index, cell in enumerate(rows[0]):
+            middle = MARGIN + gutter + (index + 0.5) * width
+            parts.append(_text(middle, y, str((cell.coords or (0,))[0]), 12, soft=True, anchor="middle"))
+        parts.append(_text(MARGIN, y, "y\\x", 12, soft=True))
+    y += 5
+    for row in rows:
+        if gutter:
+            parts.append(_text(MARGIN + 6, y + height / 2 + 4, str((row[0].coords or (0, 0))[1]), 12, soft=True))
+        for index, cell in enumerate(row):
+            parts.append(_cell(cell, grid, MARGIN + gutter + index * width, y, width, height, axes, written))
+        y += height
+    return parts, y
+
+
+def _cell(
+    cell: Cell, grid: Grid, x: float, y: float, width: float, height: float, axes: list[str], written: bool
+) -> str:
+    radius = 6 if written else 2
+    lines = [
+        f'<rect class="cell" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="{radius}" '
+        f'fill="{_colour(cell, grid)}" fill-opacity=".5"/>'
+    ]
+    middle = x + width / 2
+    if written:
+        lines.append(
+            _text(
+                middle,
+                y + 19,
+                f"device {cell.device}" if width > 70 else str(cell.device),
+                13,
+                bold=True,
+                anchor="middle",
+            )
+        )
+        words = [f"{axis} {cell.place[axis]}" for axis in axes]
+        if cell.coords:
+            core = f" core {cell.core}" if any(other.core for other in grid.cells) else ""
+            shown = cell.coords if len(planes(grid)) > 1 else cell.coords[:2]
+            words.insert(0, f"({', '.join(map(str, shown))}){core}")
+        for index, word in enumerate(words):
+            lines.append(_text(middle, y + 19 + (index + 1) * LINE, word, 12, anchor="middle"))
+    return "".join(lines)
+
+
+def _colour(cell: Cell, grid: Grid) -> str:
+    """Hue by the index on fsdp, lightness by the index on tensor: one colour for each part of the state."""
+    fsdp, tensor = grid.sizes["fsdp"], grid.sizes["tensor"]
+    if fsdp == 1 and tensor > 1:  # then hue is for tensor
+        hue, lightness = cell.place["tensor"] / tensor, 0.5
+    else:
+        hue = cell.place["fsdp"] / fsdp
+        lightness = 0.5 if tensor == 1 else 0.32 + 0.4 * cell.place["tensor"] / (tensor - 1)
+    red, green, blue = colorsys.hls_to_rgb((hue + 0.58) % 1, lightness, 0.65)
+    return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"
+
+
+def _bars(layout: Layout, y: float) -> tuple[list[str], float]:
+    """What fills one device's memory, each part beginning where the one before ends."""
+    items = memory(layout)
+    used = sum(size for _, size in items)
+    scale = INNER / max(used, layout.device_bytes)
+    parts = [_text(MARGIN, y, f"One device: {show_binary(used)} of {show_binary(layout.device_bytes)}", 15, bold=True)]
+    start = 0.0
+    y += 10
+    for index, (kind, size) in enumerate(items):
+        y += LINE + 2
+        parts.append(_text(MARGIN, y, kind, 13))
+        parts.append(_text(WIDTH - MARGIN, y, show_binary(size), 13, anchor="end"))
+        y += 6
+        parts.append(f'<rect class="track" x="{MARGIN}" y="{y:.1f}" width="{INNER}" height="9" rx="4"/>')
+        parts.append(
+            f'<rect x="{MARGIN + start * scale:.1f}" y="{y:.1f}" width="{max(size * scale, 1.5):.1f}" height="9" '
+            f'rx="2" fill="{BAR_COLOURS[index % len(BAR_COLOURS)]}"/>'
+        )
+        start += size
+        y += 14
+    if used > layout.device_bytes:
+        edge = MARGIN + layout.device_bytes * scale
+        top = y - len(items) * (LINE + 22)
+        parts.append(
+            f'<line class="full" x1="{edge:.1f}" x2="{edge:.1f}" y1="{top:.1f}" y2="{y:.1f}" stroke-width="2"/>'
+        )
+        y += LINE
+        parts.append(_text(MARGIN, y, "the line is where its memory ends", 13, soft=True))
+    return parts, y
+
+
+def _text(
+    x: float, y: float, words: str, size: int, *, bold: bool = False, soft: bool = False, anchor: str = "start"
+) -> str:
+    weight = ' font-weight="600"' if bold else ""
+    kind = ' class="soft"' if soft else ""
+    place = "" if anchor == "start" else f' text-anchor="{anchor}"'
+    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}"{weight}{kind}{place}>{escape(words)}</text>'
