@@ -154,7 +154,8 @@ def _command(name: str) -> Any:
 def _fail(command: str, problems: list[Problem], code: int, answer: Any) -> int:
     count = f", {len(problems)} problems" if len(problems) > 1 else ""
     with contextlib.suppress(BrokenPipeError):
-        print(f"podling {command}: stopped{count}", file=sys.stderr)
+        if problems:  # one of several processes leaves it to the first
+            print(f"podling {command}: stopped{count}", file=sys.stderr)
         for problem in problems:
             print("  " + str(problem).replace("\n", "\n  "), file=sys.stderr)
     answer({"error": {"problems": [vars(problem) for problem in problems]}, "exit_code": int(code)})

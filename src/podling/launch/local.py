@@ -35,15 +35,16 @@ class Processes:
     code: int = 0
     signalled: int | None = None
     ended: set[int] = field(default_factory=set)
+    aborts: dict[int, list[str]] = field(default_factory=dict)  # what C++ said before it aborted a process
 
     def wait(self) -> None:
         """Until all have ended, by themselves or because one of them did."""
         failed_s = None
         while len(self.ended) < len(self.children):
-            for number, child in enumerate(self.children):
-                if number not in self.ended and child.poll() is not None:
-                    self.ended.add(number)
-                    self._judge(number, child.returncode)
+            new = [n for n, child in enumerate(self.children) if n not in self.ended and child.poll() is not None]
+            for number in sorted(new, key=lambda number: self.children[number].returncode == -signal.SIGABRT):
+                self.ended.add(number)
+                self._judge(number, self.children[number].returncode)
             if self.code and failed_s is None:
                 failed_s = time.monotonic()
             if failed_s is not None and self.signalled is None:
@@ -54,6 +55,9 @@ class Processes:
         if code < 0 and -code != self.signalled:
             name = signal.Signals(-code).name
             say(f"process {number} of {len(self.children)} was killed by {name}")
+            # Gloo aborts a process that goes on with a peer gone, and asks for a mistake in the program.
+            if not self.code:
+                _print_marked(number, self.aborts.get(number, []))
         self.code = self.code or (code if code >= 0 else 128 - code if -code == self.signalled else 1)
 
     def _press(self, since_s: float) -> None:
@@ -117,7 +121,7 @@ def run_local(command: list[str], processes: int, devices: int) -> tuple[int, di
             )
             all_.children.append(child)
             if child.stdout is not None:
-                target, args = (_mark, (child.stdout, number)) if number else (_keep, (child.stdout, answer))
+                target, args = (_mark, (child.stdout, number, all_)) if number else (_keep, (child.stdout, answer))
                 readers.append(threading.Thread(target=target, args=args, daemon=True))
                 readers[-1].start()
         os.close(alive)
@@ -136,11 +140,19 @@ def _answer(text: str, all_: Processes) -> dict[str, Any]:
     return {"error": {"problems": [problem]}, "exit_code": all_.code}
 
 
-def _mark(lines: IO[bytes], number: int) -> None:
+def _mark(lines: IO[bytes], number: int, all_: Processes) -> None:
     for line in lines:
         text = line.decode(errors="replace").rstrip("\n")
-        sys.stderr.write(f"[{number}] {text}\n")
-        sys.stderr.flush()
+        if text.startswith(("terminate called after", "  what():  ")):
+            all_.aborts.setdefault(number, []).append(text)
+        else:
+            _print_marked(number, [text])
+
+
+def _print_marked(number: int, lines: list[str]) -> None:
+    for line in lines:
+        sys.stderr.write(f"[{number}] {line}\n")
+    sys.stderr.flush()
 
 
 def _keep(lines: IO[bytes], kept: list[str]) -> None:

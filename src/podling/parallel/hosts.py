@@ -77,11 +77,15 @@ class Hosts:
         if self.register is not None:
             self.register.close(limit_s=5)
 
-    def fail(self, reason: str) -> None:
-        """This process cannot go on; the others hear why, and stop."""
-        if self.member is not None:
-            self.member.leave(reason or "it failed")
-            time.sleep(0.1)  # process 0's own register has to pass it on
+    def fail(self, reason: str) -> bool:
+        """This process cannot go on; the others hear why, and stop. Returns whether process 0 says the same."""
+        if self.member is None:
+            return False
+        self.member.leave(reason)
+        if self.is_first:
+            time.sleep(0.3)  # its register has to pass it on
+            return False
+        return self.member.first_failed_alike(reason, limit_s=2)
 
     def explain(self) -> Problem | None:
         """What really happened, where this process fails because another one is gone; None when none is."""
@@ -170,17 +174,21 @@ def join(args: HostArgs | Place | None, say: Say, limit_s: float = ARRIVAL_S) ->
 def together(args: HostArgs | Place | None, say: Say) -> Iterator[Hosts]:
     """`join`, and an end for all: in order when the block is done, at once when it fails in this process.
 
+    What process 0 says as well is left for it to say: the error then has no problems.
+
     Raises:
         RunError: instead of what the block raised, when that is because another process is gone.
     """
     hosts = join(args, say)
     try:
         yield hosts
-    except Interrupted:  # by agreement, in every process
+    except Interrupted as error:  # by agreement, in every process
         hosts.leave()
+        error.problems = error.problems if hosts.is_first else []
         raise
     except PodlingError as error:
-        hosts.fail(f"{error.problems[0].where}: {error.problems[0].what}")
+        if hosts.fail(f"{error.problems[0].where}: {error.problems[0].what}"):
+            error.problems = []
         raise
     except Exception as error:
         problem = hosts.explain()

@@ -153,6 +153,11 @@ class Member:
         self._left = True
         self._send({"bye": reason})
 
+    def first_failed_alike(self, reason: str, limit_s: float) -> bool:
+        """Whether process 0 ends for the same reason, and so says it for all."""
+        with self._news:
+            return self._news.wait_for(lambda: (self._table[0] or [0, "", ""])[2] == f"failed: {reason}", limit_s)
+
     def verdict(self, wait: Wait, *, failed_too: bool = False) -> Problem | None:
         """Why `wait` is in vain, or None while it is not."""
         late_s = time.monotonic() - wait.since_s

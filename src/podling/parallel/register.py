@@ -153,6 +153,6 @@ class Register:
     def _tell_table(self) -> None:
         table = self._table()
         with self._lock:
-            seats = [seat for seat in self._seats.values() if not seat.end]
+            seats = [seat for seat in self._seats.values() if not seat.end.startswith("lost")]
         for seat in seats:
             seat.send({"table": table})
