@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,22 @@ class Ended:
     """Everything else."""
 
 
-def start(folder: Path, configs: Sequence[Config], devices: int) -> list[subprocess.Popen]:
-    """One process for each configuration, each with so many devices."""
+def start(
+    folder: Path,
+    configs: Sequence[Config],
+    devices: int,
+    before: Mapping[int, Callable[[], None]] | None = None,
+    cwd: Sequence[Path] | None = None,
+) -> list[subprocess.Popen]:
+    """One process for each configuration, each with so many devices.
+
+    Args:
+        folder: for their configurations and what they print.
+        configs: of each process.
+        devices: of each process.
+        before: what a process, by number, calls before it becomes podling.
+        cwd: where each of them runs.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -43,7 +57,16 @@ def start(folder: Path, configs: Sequence[Config], devices: int) -> list[subproc
             command += ["--num-processes", str(len(configs)), "--process-id", str(process)]
         # Files, not pipes: nobody reads while we wait for another of them.
         with open(folder / f"said{process}", "w") as said, open(folder / f"answer{process}", "w") as answer:
-            processes.append(subprocess.Popen(command, stdout=answer, stderr=said, env=env))
+            processes.append(
+                subprocess.Popen(
+                    command,
+                    stdout=answer,
+                    stderr=said,
+                    env=env,
+                    cwd=cwd[process] if cwd else None,
+                    preexec_fn=(before or {}).get(process),
+                )
+            )
     return processes
 
 
