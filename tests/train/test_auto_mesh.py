@@ -2,18 +2,16 @@
 
 from dataclasses import replace
 
-import jax
 import pytest
 
 from podling.config import Config, ModelConfig, RunConfig, TrainConfig
 from podling.errors import InputError
 from podling.model.fit import fits
-from podling.parallel.mesh import make_mesh
 from podling.presets import PRESETS
-from podling.train.auto_mesh import GIB, Machine, choose_mesh, settle_mesh, state_bytes
+from podling.train.auto_mesh import Machine, choose_mesh, settle_mesh, state_bytes
 from podling.train.batch_plan import USABLE, row_bytes
-from podling.train.step import init_state
 
+GIB = 2**30
 V5E = int(15.75 * GIB)
 NO = {"data": 1, "fsdp": 1, "tensor": 1}
 
@@ -34,14 +32,14 @@ def chosen(config: Config, devices: int, memory: int = V5E, per_process: int | N
 def test_a_state_that_fits_goes_on_data():
     choice = chosen(preset("gpt2"), 8)
     assert choice.text == "data=8"
-    assert choice.why == "the state (1.9 GiB) fits on every device, so only gradients travel"
+    assert choice.why == "the state (1.85 GiB) fits on every device, so only gradients travel"
 
 
 def test_a_state_that_does_not_fit_is_sharded_as_little_as_does():
     choice = chosen(preset("gpt2-xl"), 8)
     assert choice.text == "data=2,fsdp=4"
-    assert "16 bytes a parameter are 23.2 GiB, too much for a device's 15.75 GiB" in choice.why
-    assert "sharded over 4 they are 5.8 GiB on each" in choice.why
+    assert "16 bytes a parameter are 23.21 GiB, too much for a device's 15.75 GiB" in choice.why
+    assert "sharded over 4 they are 5.81 GiB on each" in choice.why
     assert chosen(preset("gpt2-xl"), 8, 28 * GIB).text == "data=4,fsdp=2"
     assert chosen(preset("gpt2-xl"), 8, 95 * GIB).text == "data=8"
 
@@ -89,16 +87,3 @@ def test_a_mesh_that_was_asked_for_is_taken_or_refused():
         settle_mesh(replace(config, run=RunConfig(mesh="tensor=8")), machine, 2)
     with pytest.raises(InputError, match="unknown axis 'tensr'"):
         settle_mesh(replace(config, run=RunConfig(mesh="tensr=8")), machine, 2)
-
-
-@pytest.mark.parametrize("mesh", ["data=8", "fsdp=8", "data=2,fsdp=2,tensor=2"])
-def test_the_state_is_what_arrays_take(mesh):
-    """Weights and moments of the real state, and gradients as the weights: 16 bytes of which 12 rest."""
-    model = ModelConfig(layers=2, heads=2, embed=16, mlp=32, context=16, vocab_size=257)
-    config = Config(model=model)
-    with jax.set_mesh(make_mesh(mesh)) as _:
-        state = jax.jit(init_state, static_argnums=0)(config)
-    held = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state) if x.ndim)
-    weights = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state.params))
-    sizes = dict(make_mesh(mesh).shape)
-    assert held + weights == state_bytes(model, sizes)

@@ -57,8 +57,10 @@ def main(argv: list[str]) -> dict[str, Any]:
     problems += validate(config, ("model", "optimizer", "train"))
     problems += [bad for bad in validate(config, ("run",)) if bad.where == "--mesh"]
     problems += out_problems(str(Path(args.svg).parent), "--svg") if args.svg else []
-    if args.devices < 0 or (args.devices and args.topology):
-        problems.append(Problem("--devices", "is for this machine, and at least 1", "leave it out with --topology"))
+    if args.devices < 0:
+        problems.append(Problem("--devices", f"{args.devices} is less than 1"))
+    elif args.devices and args.topology:
+        problems.append(Problem("--devices", "cannot go together with --topology", "give one of them"))
     from podling.layout.topology import parse_topology
 
     try:

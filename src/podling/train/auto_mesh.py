@@ -10,13 +10,13 @@ import jax
 
 from podling.config import Config, ModelConfig
 from podling.errors import Problem, raise_if
+from podling.files import show_binary
 from podling.model.fit import fits, mesh_problems
 from podling.model.spec import param_specs
 from podling.parallel.axes import MESH_AXES, factorisations, mesh_text, read_mesh
 from podling.parallel.mesh import abstract_mesh, storage_sharding
 from podling.train.batch_plan import USABLE, row_bytes
 
-GIB = 2**30
 BYTES_PER_PARAMETER = 16  # the weight, its two moments and its gradient, in float32
 
 
@@ -107,7 +107,7 @@ def state_bytes(model: ModelConfig, sizes: Mapping[str, int]) -> int:
 
 def _why(config: Config, machine: Machine, sizes: dict[str, int], needed: float, usable: float) -> str:
     whole = state_bytes(config.model, dict.fromkeys(MESH_AXES, 1))
-    device = f"{machine.device_bytes / GIB:.2f} GiB"
+    device = show_binary(machine.device_bytes)
     if needed > usable:
         state = state_bytes(config.model, sizes)
         train = config.train
@@ -118,18 +118,18 @@ def _why(config: Config, machine: Machine, sizes: dict[str, int], needed: float,
         ]
         advice = " and ".join(saves) if saves and state < usable else "more devices, or a smaller model, would help"
         return (
-            f"state ({state / GIB:.1f} GiB) and one row need about {needed / GIB:.1f} GiB on each device, and {device} "
+            f"state ({show_binary(state)}) and one row need about {show_binary(needed)} on each device, and {device} "
             f"is all it has: expect to run out of memory ({advice})"
         )
     if sizes["fsdp"] == sizes["tensor"] == 1:
-        return f"the state ({whole / GIB:.1f} GiB) fits on every device, so only gradients travel"
-    share = f"{state_bytes(config.model, sizes) / GIB:.1f} GiB on each"
+        return f"the state ({show_binary(whole)}) fits on every device, so only gradients travel"
+    share = f"{show_binary(state_bytes(config.model, sizes))} on each"
     fewer = {**dict.fromkeys(MESH_AXES, 1), "data": machine.devices}
     if problems := mesh_problems(config, fewer, machine.devices):
         return f"data={machine.devices} alone does not do: {problems[0].what}; the state is {share}"
     over = sizes["fsdp"] * sizes["tensor"]
     return (
-        f"{BYTES_PER_PARAMETER} bytes a parameter are {whole / GIB:.1f} GiB, too much for a device's {device} with "
+        f"{BYTES_PER_PARAMETER} bytes a parameter are {show_binary(whole)}, too much for a device's {device} with "
         f"activations beside them; sharded over {over} they are {share}"
     )
 
