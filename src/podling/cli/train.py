@@ -11,7 +11,7 @@ from podling.cli.platform import choose_platform
 from podling.config import Config
 from podling.errors import raise_if
 from podling.launch.child import follow_launcher
-from podling.parallel.hosts import HostArgs, find, host_problems, quiet_gloo, together
+from podling.parallel.join import HostArgs, find, host_problems, quiet_gloo, together
 from podling.presets import PRESETS
 from podling.validate import validate
 

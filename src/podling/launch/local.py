@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from podling.launch.child import LAUNCHER
 
+PROGRAM = (sys.executable, "-m", "podling")
 STOP_S = 60.0
 """Processes that have lost one of them stop by themselves; after this long they are stopped."""
 END_S = 10.0
@@ -110,8 +111,9 @@ def run_local(command: list[str], processes: int, devices: int) -> tuple[int, di
                 "--process-id",
                 str(number),
             ]
+            own = [word for word in command if word != "--json" or number == 0]
             child = subprocess.Popen(
-                [sys.executable, "-m", "podling", *command, *(flags if processes > 1 else [])],
+                [*PROGRAM, *own, *(flags if processes > 1 else [])],
                 env=_environment(devices, alive),
                 pass_fds=(alive,),
                 stdin=subprocess.DEVNULL,
