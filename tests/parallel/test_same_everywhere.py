@@ -35,7 +35,7 @@ ONE = "data=1,fsdp=1,tensor=1"
 
 WHERE = {  # the layout as docs/design.md promises it, written out
     "token_embed": ("tensor", "fsdp"),
-    "pos_embed": (None, "fsdp"),
+    "pos_embed": ("tensor", "fsdp"),
     "blocks.ln1_scale": (None, None),
     "blocks.ln1_bias": (None, None),
     "blocks.qkv_kernel": (None, None, "fsdp", "tensor"),

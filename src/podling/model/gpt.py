@@ -15,17 +15,12 @@ from jaxtyping import Array, Float, Int
 from podling.config import ModelConfig
 from podling.model.attention import MASKED, attention, causal_mask
 from podling.model.ops import dropout, einsum, layer_norm
+from podling.model.remat import rematerialised
 from podling.model.spec import Block, Params, compute_params, param_specs
-from podling.parallel.rules import compute_spec
+from podling.parallel.collectives import enter, leave, look_up, spread, summand_spec
 
 Heads = Float[Array, "B T H K"]
 Attend = Callable[[Heads, Heads, Heads], Heads]
-
-REMAT = {
-    "none": lambda f: f,
-    "dots": partial(jax.checkpoint, prevent_cse=False, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable),
-    "full": partial(jax.checkpoint, prevent_cse=False),  # inside a scan there is nothing to merge with
-}
 
 
 def forward(
@@ -45,7 +40,7 @@ def forward(
             where data is made.
         cfg: sizes; static under jit.
         dtype: compute precision; parameters are float32 and cast where they are used.
-        remat: what the backward pass recomputes, a key of `REMAT`.
+        remat: what the backward pass recomputes, see `rematerialised`.
         dropout_key: None turns dropout off.
 
     Raises:
@@ -62,9 +57,9 @@ def forward(
         return block(x, p, cfg, attend, dropout_keys=keys[1:]), None
 
     with jax.named_scope("embedding"):
-        x = embed(params, tokens, jnp.arange(tokens.shape[1]), cfg, dtype)
+        x = embed(params, tokens, None, cfg, dtype)
         x = dropout(x, cfg.dropout, None if dropout_key is None else jax.random.fold_in(dropout_key, cfg.layers))
-    x, _ = jax.lax.scan(REMAT[remat](layer), x, (params.blocks, jnp.arange(cfg.layers)))
+    x, _ = jax.lax.scan(rematerialised(layer, remat), x, (params.blocks, jnp.arange(cfg.layers)))
     with jax.named_scope("final_norm"):
         return layer_norm(x, params.final_scale, params.final_bias)
 
@@ -77,18 +72,16 @@ def layer_keys(key: jax.Array | None, index: Array) -> tuple[jax.Array | None, .
 def embed(
     params: Params,
     tokens: Int[Array, "B T"],
-    positions: Int[Array, " T"] | Int[Array, "B T"],
+    positions: Int[Array, "B T"] | None,
     cfg: ModelConfig,
     dtype: Any,
 ) -> Float[Array, "B T D"]:
-    """Token plus position embeddings in the compute dtype; positions are shared by the rows or given for each."""
-    specs = param_specs(cfg)
-    table = compute_params(params.token_embed, specs.token_embed, dtype)
-    places = compute_params(params.pos_embed, specs.pos_embed, dtype)
-    out_sharding = compute_spec("batch", "sequence", "embed")
-    if positions.ndim == 1:
-        return table.at[tokens].get(out_sharding=out_sharding) + places[positions][None]
-    return table.at[tokens].get(out_sharding=out_sharding) + places.at[positions].get(out_sharding=out_sharding)
+    """Token plus position embeddings in the compute dtype; without `positions` every row begins at the first."""
+    x = look_up(params.token_embed, tokens, dtype)
+    places = compute_params(params.pos_embed, param_specs(cfg).pos_embed, dtype)
+    if positions is None:
+        return x + spread(places[: tokens.shape[1]], x, (1, 2))
+    return x + places[positions]
 
 
 def block(
@@ -111,24 +104,26 @@ def block(
     """
     p = compute_params(p, param_specs(cfg).blocks, x.dtype)
     with jax.named_scope("attention"):
-        h = layer_norm(x, p.ln1_scale, p.ln1_bias)
+        h = enter(layer_norm(x, p.ln1_scale, p.ln1_bias))
         # [qkv, B, T, N]: each of the three is contiguous, and N splits over `tensor` by whole heads.
-        qkv = einsum("btd,cdn->cbtn", h, p.qkv_kernel) + p.qkv_bias[:, None, None]
+        qkv = einsum("btd,cdn->cbtn", h, p.qkv_kernel)
+        qkv = qkv + spread(p.qkv_bias, qkv, (0, 3))
         q, k, v = (part.reshape(*part.shape[:2], cfg.heads, cfg.head_dim) for part in qkv)
         h = attend(q, k, v)
         h = h.reshape(*h.shape[:2], cfg.heads * cfg.head_dim)
-        h = einsum("btn,nd->btd", h, p.out_kernel, out_axes=("batch", "sequence", "embed")) + p.out_bias[None, None]
-        x = x + dropout(h, cfg.dropout, dropout_keys[0])
+        h = leave(einsum("btn,nd->btd", h, p.out_kernel, out_spec=summand_spec()))
+        x = x + dropout(h + spread(p.out_bias, h), cfg.dropout, dropout_keys[0])
     with jax.named_scope("mlp"):
-        h = layer_norm(x, p.ln2_scale, p.ln2_bias)
-        h = jax.nn.gelu(einsum("btd,df->btf", h, p.up_kernel) + p.up_bias[None, None], approximate=True)
-        h = einsum("btf,fd->btd", h, p.down_kernel, out_axes=("batch", "sequence", "embed")) + p.down_bias[None, None]
-        return x + dropout(h, cfg.dropout, dropout_keys[1])
+        h = einsum("btd,df->btf", enter(layer_norm(x, p.ln2_scale, p.ln2_bias)), p.up_kernel)
+        h = jax.nn.gelu(h + spread(p.up_bias, h), approximate=True)
+        h = leave(einsum("btf,fd->btd", h, p.down_kernel, out_spec=summand_spec()))
+        return x + dropout(h + spread(p.down_bias, h), cfg.dropout, dropout_keys[1])
 
 
 def logits(params: Params, hidden: Float[Array, "B T D"], cfg: ModelConfig) -> Float[Array, "B T V"]:
     """Float32 scores of every vocabulary entry, padding included."""
-    return head(compute_params(params.token_embed, param_specs(cfg).token_embed, hidden.dtype), hidden, cfg)
+    table = compute_params(params.token_embed, param_specs(cfg).token_embed, hidden.dtype)
+    return head(table, enter(hidden), cfg)
 
 
 def head(table: Float[Array, "V D"], hidden: Float[Array, "B T D"], cfg: ModelConfig) -> Float[Array, "B T V"]:

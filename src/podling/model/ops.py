@@ -2,15 +2,21 @@
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-from podling.parallel.rules import compute_spec
+from podling.parallel.collectives import spread
 
 LN_EPS = 1e-5
 
 
 def einsum(
-    subscripts: str, x: Array, y: Array, *, out_axes: tuple[str, ...] | None = None, out_dtype: jnp.dtype | None = None
+    subscripts: str,
+    x: Array,
+    y: Array,
+    *,
+    out_spec: PartitionSpec | None = None,
+    out_dtype: jnp.dtype | None = None,
 ) -> Array:
     """Contract in the operands' dtype; float32 means float32 also on a TPU, whose default would be bfloat16 passes.
 
@@ -18,14 +24,11 @@ def einsum(
         subscripts: as in `jnp.einsum`.
         x: left operand; its dtype decides the precision.
         y: right operand.
-        out_axes: logical axes of the result, where a contraction over a sharded axis leaves the layout open.
+        out_spec: layout of the result, where a contraction over a sharded axis leaves it open.
         out_dtype: accumulate into this dtype instead of rounding back to the operands' own.
     """
     precision = "highest" if x.dtype == jnp.float32 else None
-    out_sharding = None if out_axes is None else compute_spec(*out_axes)
-    return jnp.einsum(
-        subscripts, x, y, precision=precision, preferred_element_type=out_dtype, out_sharding=out_sharding
-    )
+    return jnp.einsum(subscripts, x, y, precision=precision, preferred_element_type=out_dtype, out_sharding=out_spec)
 
 
 def layer_norm(
@@ -35,8 +38,8 @@ def layer_norm(
     wide = x.astype(jnp.float32)
     centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
     variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
-    scale, bias = (jnp.expand_dims(vector, range(x.ndim - 1)) for vector in (scale, bias))
-    return (centred * jax.lax.rsqrt(variance + eps) * scale + bias).astype(x.dtype)
+    normed = centred * jax.lax.rsqrt(variance + eps)
+    return (normed * spread(scale, normed) + spread(bias, normed)).astype(x.dtype)
 
 
 def dropout(x: Array, rate: float, key: jax.Array | None) -> Array:

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 
 from podling.config import ModelConfig
 from podling.model.fit import padded_vocab
+from podling.parallel.collectives import gather
 from podling.parallel.mesh import storage_sharding
-from podling.parallel.rules import gather, stored_spec
+from podling.parallel.rules import stored_spec
 
 INIT_STD = 0.02
 

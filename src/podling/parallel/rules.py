@@ -1,18 +1,19 @@
 """One table from logical array axes to mesh axes.
 
-Model code names what an axis *is* ("embed", "heads"); this table says where it lies. Storage is how parameters and
-moments rest between steps; compute is what they are gathered to, and how activations lie, inside a block.
+Model code names what an axis *is* ("embed", "heads"); this table says where it lies. Storage is how parameters,
+gradients and moments rest between steps; compute is what parameters are gathered to, and how activations lie, inside a
+block. `parallel/collectives.py` moves arrays between the two.
 """
 
 import jax
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import PartitionSpec
 
 STORAGE: dict[str, str | None] = {
     "layers": None,
     "qkv": None,
-    "position": None,
     "norm": None,  # vectors as long as embed: too small to be worth a gather
     "embed": "fsdp",
+    "position": "tensor",
     "vocab": "tensor",
     "heads": "tensor",
     "mlp": "tensor",
@@ -22,7 +23,8 @@ COMPUTE: dict[str, str | tuple[str, ...] | None] = {
     "embed": None,
     "micro": None,
     "batch": ("data", "fsdp"),
-    "sequence": None,
+    "sequence": None,  # inside attention, MLP and loss, which split heads, mlp and vocab
+    "residual": "tensor",  # the sequence axis of the residual stream, between them
 }
 
 
@@ -31,7 +33,7 @@ def has_layout() -> bool:
 
     There the axes are manual, an array is what one device holds, and the very same model code computes on that.
     """
-    return AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types
+    return bool(jax.sharding.get_abstract_mesh().explicit_axes)
 
 
 def storage_spec(axes: tuple[str, ...]) -> PartitionSpec:
@@ -52,9 +54,3 @@ def activation_spec(axes: tuple[str, ...]) -> PartitionSpec:
 def compute_spec(*axes: str) -> PartitionSpec | None:
     """`activation_spec`, or None where there is no choice to make (see `has_layout`)."""
     return activation_spec(axes) if has_layout() else None
-
-
-def gather(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """Bring a stored parameter to its compute layout: an all-gather over fsdp, whose transpose is a reduce-scatter."""
-    spec = compute_spec(*axes)
-    return x if spec is None else jax.sharding.reshard(x, spec)

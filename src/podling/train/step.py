@@ -11,8 +11,9 @@ from jaxtyping import Array, Float, Int
 
 from podling.config import Config
 from podling.model.gpt import forward
-from podling.model.loss import cross_entropy
-from podling.model.spec import Params, init_params
+from podling.model.loss import sequence_cross_entropy
+from podling.model.spec import Params, init_params, param_specs
+from podling.parallel.collectives import settle, share, zero_gradient
 from podling.train.optimizer import make_optimizer
 from podling.train.schedule import learning_rate
 
@@ -98,29 +99,37 @@ def sum_gradients(
     """Summed loss, summed weights and the gradient of the summed loss over all micro-batches.
 
     Sums, not means: dividing once at the end makes accumulation equal to one big batch, uneven weights included.
+
+    While micro-batches are added up, each device keeps its own term of whatever is copied to it: the reduction over
+    `data` happens once, at the end, whatever their number. Over `fsdp` each micro-batch's gradient is reduce-scattered
+    as the blocks' weights are left, so no device ever holds a full one.
     """
+    specs = param_specs(config.model)
+    params = jax.tree.map(lambda leaf, x: share(x, leaf.axes), specs, params)
 
     def loss(
         params: Params, inputs: Int[Array, "B T"], targets: Int[Array, "B T"], weights: Float[Array, "B T"], key: Any
-    ) -> tuple[Array, Array]:
-        hidden = forward(
-            params, inputs, config.model, dtype=dtype, remat=config.train.remat, dropout_key=key
-        )  # fmt: skip
+    ) -> tuple[Array, tuple[Array, Array]]:
+        hidden = forward(params, inputs, config.model, dtype=dtype, remat=config.train.remat, dropout_key=key)
         with jax.named_scope("loss"):
-            return cross_entropy(params, hidden, targets, weights, config.model, chunk=config.train.loss_chunk)
+            chunk = config.train.loss_chunk
+            nll, count = sequence_cross_entropy(params, hidden, targets, weights, config.model, chunk=chunk)
+        return jnp.sum(nll), (nll, count)  # the sum over devices is for the gradient alone; what is read is [B]
 
-    value_and_grad = jax.value_and_grad(loss, has_aux=True)
+    gradient = jax.grad(loss, has_aux=True)
 
     def add_micro_batch(total: Any, piece: tuple[Array, DeviceBatch]) -> tuple[Any, None]:
         index, micro = piece
         micro_key = None if key is None else jax.random.fold_in(key, index)
-        (nll, count), grads = value_and_grad(params, micro.inputs, micro.targets, micro.weights, micro_key)
+        grads, (nll, count) = gradient(params, micro.inputs, micro.targets, micro.weights, micro_key)
         return jax.tree.map(jnp.add, total, (nll, count, grads)), None
 
-    zero = (jnp.float32(0), jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
+    rows = jnp.zeros_like(batch.weights[0, :, 0])
+    zero = (rows, rows, jax.tree.map(lambda leaf, x: zero_gradient(x, leaf.axes), specs, params))
     micro_steps = batch.inputs.shape[0]
     if micro_steps == 1:  # no loop, and no pass over zeros
         total, _ = add_micro_batch(zero, (jnp.int32(0), jax.tree.map(lambda x: x[0], batch)))
     else:
         total, _ = jax.lax.scan(add_micro_batch, zero, (jnp.arange(micro_steps), batch))
-    return total
+    nll, count, grads = total
+    return jnp.sum(nll), jnp.sum(count), jax.tree.map(lambda leaf, g: settle(g, leaf.axes), specs, grads)
