@@ -1,6 +1,7 @@
 """Checkpoints: exact under donation, verified to the last bit, and safe from full disks and half-written steps."""
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -12,14 +13,16 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from podling.errors import InputError, RunError
 from podling.run import manifest
-from podling.run.checkpoint import Checkpoints, hash_state, state_bytes
+from podling.run.checkpoint import CHUNK_BYTES, Checkpoints, hash_state, state_bytes
 from podling.run.environment import environment, environment_changes
+from podling.run.restore import STATE
 
 
 @jax.tree_util.register_dataclass
@@ -111,6 +114,20 @@ def test_restores_onto_the_shardings_asked_for(checkpoints):
     restored, _ = checkpoints.restore(1, wanted, pytest.fail)
     assert restored["kernel"].sharding.is_equivalent_to(grid, 2)
     assert hash_state(restored) == hash_state(state)
+
+
+@pytest.mark.parametrize("written_by", [1, 8])
+def test_who_needs_a_part_of_an_array_need_not_read_all_of_it(checkpoints, written_by):
+    """However many devices wrote it: arrays are kept in small chunks, and read chunk by chunk."""
+    sharding = NamedSharding(jax.sharding.Mesh(np.array(jax.devices()[:written_by]), ("data",)), P("data"))
+    array = jax.device_put(np.arange(4 << 20, dtype=np.float32).reshape(2048, 2048), sharding)
+    save_now(checkpoints, 1, {"kernel": array})
+    state = checkpoints.folder / "1" / STATE
+    with ocp.PyTreeCheckpointer() as reader:
+        (found,) = jax.tree.leaves(reader.metadata(state).item_metadata.tree)
+    assert math.prod(found.storage.chunk_shape) * 4 <= CHUNK_BYTES < array.nbytes
+    restored, _ = checkpoints.restore(None, {"kernel": like({"k": array})["k"]}, pytest.fail)
+    np.testing.assert_array_equal(restored["kernel"], array)
 
 
 def test_a_part_of_the_state_can_be_read_alone(checkpoints):

@@ -100,14 +100,14 @@ def test_a_last_line_without_its_newline_is_torn_even_if_it_parses(run):
 
 
 def test_a_line_that_is_no_record_is_said_and_removed(run):
-    run.paths.metrics.write_bytes(b'{"step": 1}\n\x00\xff\n[3]\n{"step": 2}\n')
+    run.paths.metrics.write_bytes(b'{"step": 1, "loss": 3}\n\x00\xff\n[3]\n{"step": 2, "loss": 3}\n')
     said = []
     open_log(run, restored_step=2, say=said.append).close()
     assert [line.removeprefix(f"{run.paths.metrics}:") for line in said] == [
         "2: is not a JSON object; removed",
         "3: is not a JSON object; removed",
     ]
-    assert run.paths.metrics.read_bytes() == b'{"step": 1}\n{"step": 2}\n'
+    assert run.paths.metrics.read_bytes() == b'{"step": 1, "loss": 3}\n{"step": 2, "loss": 3}\n'
 
 
 def test_an_untouched_file_is_not_rewritten(run):
@@ -233,3 +233,14 @@ for step in range(1, 9):
     assert str(run.paths.metrics) in done.stderr and "Traceback" not in done.stderr
     assert [record["step"] for record in read_records(run.paths.metrics)[0]] == list(range(1, step))
     assert RunError.exit_code == 1
+
+
+def test_a_record_that_was_deleted_by_hand_is_missed(run):
+    write_steps(run, range(1, 8))
+    lines = run.paths.metrics.read_bytes().splitlines(keepends=True)
+    run.paths.metrics.write_bytes(b"".join(lines[3:]))
+    said = []
+    open_log(run, restored_step=7, say=said.append).close()
+    assert said == [
+        f"{run.paths.metrics}: 3 of the 7 steps before are not recorded; train_loss will be of those that are"
+    ]

@@ -30,6 +30,11 @@ from podling.run.restore import STATE, restore_good
 from podling.run.steps import PARTIAL, StepFolders
 
 
+CHUNK_BYTES = 4 << 20
+"""An array is read in whole chunks: were a chunk what one device wrote, a process would read all of a leaf that one
+device had held, for whatever part of it."""
+
+
 class Checkpoints:
     """The checkpoints of one run. Reading needs nothing; writing needs the run's lock (see `RunFolder`).
 
@@ -112,7 +117,9 @@ class Checkpoints:
         self._partial = self.folder / f"{step}{PARTIAL}"
         record = manifest.describe(step, state, meta | {"environment": environment()}, metric)
         try:
-            self._orbax.save(self._partial / STATE, args=ocp.args.PyTreeSave(state))  # pyright: ignore[reportCallIssue]
+            pieces = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), state)
+            args = ocp.args.PyTreeSave(state, save_args=pieces)  # pyright: ignore[reportCallIssue]
+            self._orbax.save(self._partial / STATE, args=args)
         except Exception as error:
             self._give_up()
             raise self._failure(self._partial, cause_of(error)) from error

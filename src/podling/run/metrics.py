@@ -134,6 +134,11 @@ def _drop_after(path: Path, restored_step: int, say: Callable[[str], None]) -> l
         say(f"{path}: {len(records) - len(kept)} records after step {restored_step} will be computed again")
     if broken or len(kept) < len(records):
         atomic_write(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept))
+    lost = restored_step - len({record["step"] for record in kept if "loss" in record and "step" in record})
+    if lost > 0:
+        say(
+            f"{path}: {lost} of the {restored_step} steps before are not recorded; train_loss will be of those that are"
+        )
     return kept
 
 
