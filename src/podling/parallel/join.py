@@ -104,16 +104,21 @@ def join(args: HostArgs | Place | None, say: Say, limit_s: float = ARRIVAL_S) ->
     register = _open_register(place) if place.process == 0 else None
     if place.process == 0:
         say(f"{place.count} processes ({place.found_by}), met at {place.coordinator}; the run folder must be shared")
-    member = Member(_reach(place, say, limit_s), place.process, place.count)
-    member.sit_down()
-    hosts = Hosts(place.process, place.count, member, register)
-    try:
-        with _progress(say if hosts.is_first else None, member, limit_s):
-            exchange(hosts, "start", None, limit_s)
-    except RunError as error:
-        fix = f"start all {place.count} within {limit_s:.0f} s of one another, numbered 0 to {place.count - 1}"
-        raise InputError([Problem(problem.where, problem.what, fix) for problem in error.problems]) from error
-    _start_jax(place, hosts)
+    with contextlib.ExitStack() as undo:
+        if register is not None:
+            undo.callback(register.close, limit_s=0.0)
+        member = Member(_reach(place, say, limit_s), place.process, place.count)
+        undo.callback(member.close)
+        member.sit_down()
+        hosts = Hosts(place.process, place.count, member, register)
+        try:
+            with _progress(say if hosts.is_first else None, member, limit_s):
+                exchange(hosts, "start", None, limit_s)
+        except RunError as error:
+            fix = f"start all {place.count} within {limit_s:.0f} s of one another, numbered 0 to {place.count - 1}"
+            raise InputError([Problem(problem.where, problem.what, fix) for problem in error.problems]) from error
+        _start_jax(place, hosts)
+        undo.pop_all()
     return hosts
 
 

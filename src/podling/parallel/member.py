@@ -62,7 +62,7 @@ class Member:
         self._values: dict[str, list[Any]] = {}
         self._heard_s = time.monotonic()
         self._failed_s: float | None = None  # when another process was first seen to have failed
-        self._left = False
+        self._seated = self._left = False
         self._send_lock = threading.Lock()
 
     def sit_down(self) -> None:
@@ -79,14 +79,26 @@ class Member:
         except (OSError, ValueError):
             answer = {}
         if "refused" in answer:
+            self.close()
             raise InputError(Problem(*answer["refused"]))
         if answer.get("welcome") != self.count:
             peer = "{}:{}".format(*self._link.getpeername()[:2])
+            self.close()
             what = f"something answers at {peer}, and it is not process 0 of a podling run"
             raise InputError(Problem("--coordinator", what, "choose a port that nothing else uses"))
         self._link.settimeout(None)
+        self._seated = True
         for run in (self._read, self._watch):
             threading.Thread(target=run, name="member", daemon=True).start()
+
+    def close(self) -> None:
+        """Leave without a word, before the run has begun."""
+        self._left = True
+        with contextlib.suppress(OSError):
+            self._link.shutdown(socket.SHUT_RDWR)
+        if not self._seated:  # or else the thread that reads is the one to close
+            self._lines.close()
+        self._link.close()
 
     @contextlib.contextmanager
     def waiting(self, name: str, limit_s: float | None, *, raises: bool = False) -> Iterator[Wait]:
@@ -206,18 +218,21 @@ class Member:
     def _read(self) -> None:
         how = "its connection closed"
         try:
-            for line in self._lines:
-                message = json.loads(line)
-                with self._news:
-                    self._heard_s = time.monotonic()
-                    if "table" in message:
-                        self._table = message["table"]
-                    else:
-                        self._values[message["all"]] = message["values"]
-                    self._news.notify_all()
+            with self._lines:
+                for line in self._lines:
+                    self._hear(json.loads(line))
         except OSError as error:
             how = f"its connection failed: {error.strerror}"
         self._lose_first(how)
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        with self._news:
+            self._heard_s = time.monotonic()
+            if "table" in message:
+                self._table = message["table"]
+            else:
+                self._values[message["all"]] = message["values"]
+            self._news.notify_all()
 
     def _lose_first(self, how: str) -> None:
         """The register is gone, and process 0 with it."""

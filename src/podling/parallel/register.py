@@ -76,8 +76,8 @@ class Register:
 
     def _serve(self, link: socket.socket) -> None:
         process = None
-        with link, contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            for line in link.makefile("rb"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError), link, link.makefile("rb") as lines:
+            for line in lines:
                 message = json.loads(line)
                 if "hello" in message:
                     process = self._seat(message, link)
