@@ -142,7 +142,7 @@ class RunConfig:
     device: Annotated[Literal["auto", "cpu", "gpu", "tpu"], flat("device")] = "auto"
     """Device to use; asking for one that is not there is an error, never a silent fallback."""
     mesh: Annotated[str, flat("mesh")] = "auto"
-    """Devices per mesh axis, e.g. data=4,tensor=2; auto puts all of them on data."""
+    """Devices per mesh axis, e.g. data=4,tensor=2; auto: all on data, but as many on fsdp as the state needs."""
     checkpoint_every: Annotated[int, flat("checkpoint-every")] = 250
     """Steps between checkpoints; 0 for only the one at the end."""
     keep: int = 2

@@ -88,3 +88,12 @@ def test_words_are_escaped_and_both_schemes_are_served():
     assert "prefers-color-scheme: dark" in picture(layout) and "http" not in picture(layout).replace(
         "http://www.w3.org/2000/svg", ""
     )
+
+
+def test_the_picture_in_the_documents_is_what_the_code_draws(root):
+    """Whatever the arrangement: the same words, as often."""
+    _, now = drawn("gpt2-xl", "v5e:2x4", "data=2,fsdp=4")
+    kept = ET.parse(root / "docs/images/mesh.svg").getroot()
+    words = [sorted(text.text or "" for text in tree.iter(f"{SVG}text")) for tree in (now, kept)]
+    assert words[0] == [word.replace(" (TPU v5 lite)", "") for word in words[1]]
+    assert now.get("viewBox") == kept.get("viewBox")

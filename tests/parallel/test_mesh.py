@@ -7,8 +7,9 @@ from jax.sharding import AxisType, PartitionSpec
 from podling.errors import InputError
 from podling.model.spec import param_specs
 from podling.parallel.axes import read_mesh
+from podling.parallel.collectives import gather
 from podling.parallel.mesh import batch_sharding, data_parallel, make_mesh, mesh_sizes, storage_sharding
-from podling.parallel.rules import COMPUTE, STORAGE, activation_spec, compute_spec, gather, storage_spec, stored_spec
+from podling.parallel.rules import COMPUTE, STORAGE, activation_spec, compute_spec, storage_spec, stored_spec
 from podling.presets import PRESETS
 
 

@@ -80,7 +80,7 @@ def describe(config: Config, grid: Grid, where: str, why: str, device_bytes: int
         activation_bytes=_activations(config, grid.sizes, plan, dtype),
         batch=plan,
         dtype=dtype.name,
-        traffic=traffic(grid.sizes, rows, plan),
+        traffic=traffic(grid.sizes, rows, plan, config.train.remat),
     )
 
 
