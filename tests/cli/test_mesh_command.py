@@ -89,7 +89,7 @@ def test_a_run_brings_its_model_and_flags_win(capfd: pytest.CaptureFixture[str],
         (["nowhere"], ["there is no such run"]),
         (["--tokenizer", "char"], ["--model.vocab-size"]),
         (["--tokenizer", "nowhere.json"], ["nowhere.json"]),
-        (["--svg", f"{__file__}/x.svg"], ["--svg", "test_mesh.py"]),
+        (["--svg", f"{__file__}/x.svg"], ["--svg", "test_mesh_command.py is a file"]),
     ],
 )
 def test_what_it_refuses(capfd: pytest.CaptureFixture[str], args: list[str], words: list[str]) -> None:

@@ -46,7 +46,8 @@ def test_a_mesh_of_another_number_of_devices_lists_those_that_fit_nearest_first(
     assert "data 2 x fsdp 2 x tensor 1 is 4 devices, and there are 8" in found["--mesh"]
     # Two heads: no mesh with tensor=4 is among them.
     assert (
-        "nearest --mesh that fits: data=4,fsdp=2; data=2,fsdp=4; data=2,fsdp=2,tensor=2; data=4,tensor=2 (and" in found["--mesh"]
+        "nearest --mesh that fits: data=4,fsdp=2; data=2,fsdp=4; data=2,fsdp=2,tensor=2; data=4,tensor=2 (and"
+        in found["--mesh"]
     )
     found = problems(replace(SMALL, model=replace(SMALL.model, heads=1)), "data=2,fsdp=2", 8)
     assert "tensor=" not in found["--mesh"].partition("\n")[2]

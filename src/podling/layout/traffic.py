@@ -34,8 +34,8 @@ def traffic(sizes: Mapping[str, int], rows: list[Row], plan: BatchPlan, remat: s
         ),
         "tensor": (
             "all-gather of the residual stream's positions into attention and MLP, reduce-scatter out of them: "
-            f"{show_binary(stream)} each, four a layer forward and {back} backward; all-reduce of the loss's maxima and "
-            f"sums{each}. One all-reduce a step: gradients of what is copied, {show_binary(copied['tensor'])}"
+            f"{show_binary(stream)} each, four a layer forward and {back} backward; all-reduce of the loss's maxima "
+            f"and sums{each}. One all-reduce a step: gradients of what is copied, {show_binary(copied['tensor'])}"
         ),
     }
     return {axis: sentence for axis, sentence in sentences.items() if sizes[axis] > 1}
