@@ -27,7 +27,7 @@ FLOORS = [
 """A room imports rooms of lower floors and its own: there is no circle of rooms."""
 
 LIGHT = {"config", "errors", "files", "presets", "validate", "data", "cli", "__main__", "__init__"}
-NUMPY_IN_DATA = {"batches.py", "shards.py", "ngram.py"}
+NUMPY_IN_DATA = {"batches.py", "documents.py", "shards.py", "ngram.py"}
 HEAVY = {"jax", "jaxlib", "numpy", "optax", "orbax", "grain", "scipy", "tensorstore"}
 
 

@@ -1,12 +1,14 @@
 """`podling evaluate`."""
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from tyro.conf import Positional, arg
+from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-from podling.cli.options import Device, Dtype, JsonFlag, open_run
+from podling.cli.documents import document_table, out_file_problems, write_documents
+from podling.cli.options import Device, Dtype, JsonFlag, data_problems, open_run
 from podling.cli.parse import Parsed, parse
 from podling.cli.platform import choose_platform
 from podling.config import Config, DataConfig
@@ -33,6 +35,12 @@ class Args:
     """Treat a line holding only <|endoftext|> as a document boundary in plain text files."""
     limit: Annotated[str, arg(help_behavior_hint="")] = ""
     """Stop reading after this much text, e.g. 10GB. Nothing: read everything."""
+    per_example: Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")] = False
+    """Score every document by itself, with the norm of its gradient; most surprising (bits per byte) first."""
+    top: int = 20
+    """With --per-example: how many documents to print. --json and --out have all of them."""
+    out: Annotated[str, arg(metavar="FILE", help_behavior_hint="")] = ""
+    """With --per-example: a new file for all documents, .jsonl or .csv."""
     device: Device = "auto"
     """Device to use; asking for one that is not there is an error."""
     dtype: Dtype = "float32"
@@ -44,12 +52,14 @@ class Args:
 DESCRIPTION = """Measure a model: nats per token, perplexity, and bits per byte, which compare across tokenizers.
 
 The checkpoint with the best held-out loss is measured. Without --data it is scored on the run's own held-out windows, \
-so the figure is the one in its summary.
+so the figure is the one in its summary. With --per-example each document is scored by itself: find the odd ones in a \
+text before training on it, or see what a model has not learned.
 
 examples:
   podling evaluate runs/default
   podling evaluate runs/book --data another_book.txt
-  podling evaluate runs/gpt2 --data corpus/ --limit 10MB --json"""
+  podling evaluate runs/gpt2 --data corpus/ --limit 10MB --json
+  podling evaluate runs/gpt2 --per-example --data corpus/ --out documents.csv"""
 
 
 def main(argv: list[str]) -> dict[str, Any]:
@@ -63,12 +73,18 @@ def main(argv: list[str]) -> dict[str, Any]:
         with reporter.preparing() as progress:
             prepared = prepare(data, None, progress)
         choose_platform(args.device)
-        figures = _evaluate(args, config, prepared, reporter)
+        scored = _Scored.open(args, config, prepared, reporter)
+        answer = _documents(args, scored, reporter) if args.per_example else _figures(args, scored, reporter)
     finally:
         reporter.close()
-    print(f"{figures['val_loss']:.4f} nats per token, perplexity {figures['val_perplexity']:.2f}")
-    print(f"{figures['val_bits_per_byte']:.4f} bits per byte" if figures["val_bits_per_byte"] else "")
-    return figures
+    if args.per_example:
+        print(document_table(answer["documents"], args.top))
+        whole = f"{len(answer['documents']):,} documents, {answer['tokens']:,} tokens"
+        print(f"{whole}: {answer['nats_per_token']:.4f} nats per token")
+    else:
+        print(f"{answer['val_loss']:.4f} nats per token, perplexity {answer['val_perplexity']:.2f}")
+        print(f"{answer['val_bits_per_byte']:.4f} bits per byte" if answer["val_bits_per_byte"] else "")
+    return answer
 
 
 def _checked(parsed: Parsed[Args]) -> tuple[Config, DataConfig]:
@@ -81,6 +97,7 @@ def _checked(parsed: Parsed[Args]) -> tuple[Config, DataConfig]:
         problems += error.problems
     if not args.data and not problems and "data" not in read_json(paths.facts)["fingerprints"]:
         problems.append(Problem("--data", "an imported model has no held-out text of its own", "give --data PATH"))
+    problems += _per_example_problems(args, parsed.given)
     given = DataConfig(
         paths=args.data,
         tokenizer=str(paths.tokenizer),
@@ -94,46 +111,83 @@ def _checked(parsed: Parsed[Args]) -> tuple[Config, DataConfig]:
     if len(args.data) == 1 and is_prepared(args.data[0]):
         given = DataConfig(paths=args.data)
     data = given if args.data else config.data
-    raise_if(problems + validate(replace(config, data=data), ("data",)))
+    problems += validate(replace(config, data=data), ("data",))
+    # Without a run there is no tokenizer either, which has been said.
+    raise_if(problems + (data_problems(data, everything=False) if paths.tokenizer.exists() else []))
     return config, data
 
 
-def _evaluate(args: Args, config: Config, folder: Path, reporter: Any) -> dict[str, Any]:
+def _per_example_problems(args: Args, given: frozenset[str]) -> list[Problem]:
+    problems = []
+    for flag in ("--top", "--out"):
+        if flag in given and not args.per_example:
+            problems.append(Problem(flag, "is about single documents", "add --per-example, or leave it out"))
+    if args.top < 1:
+        problems.append(Problem("--top", f"{args.top} is less than 1"))
+    return problems + out_file_problems(args.out)
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """What is scored, and by what."""
+
+    config: Config
+    prepared: Any
+    model: Any
+    devices: Any
+    dtype: Any
+    splits: Any
+
+    @classmethod
+    def open(cls, args: Args, config: Config, folder: Path, reporter: Any) -> "_Scored":
+        """Read text and model, and say what they are.
+
+        Raises:
+            InputError: the text is not what the run was trained on, or of another tokenizer; no such device.
+        """
+        from podling.data.shards import Prepared
+        from podling.generate.model import load_model
+        from podling.parallel.device import compute_dtype, select_devices
+
+        prepared = Prepared.open(folder, verify=True)
+        if not args.data and prepared.fingerprint != read_json(open_run(args.run)[1].facts)["fingerprints"]["data"]:
+            what = "the text of this run is no longer what it was trained on"
+            raise InputError(Problem(args.run, what, "bring it back, or score other text with --data PATH"))
+        devices = select_devices(args.device)
+        dtype = compute_dtype(args.dtype, devices[0].platform)
+        model = load_model(Path(args.run), reporter.say)
+        if prepared.tokenizer.fingerprint != model.tokenizer.fingerprint:
+            what = "its tokens are of another tokenizer than the run's"
+            raise InputError(Problem(str(folder), what, "give the text itself with --data PATH"))
+        if args.data:
+            reporter.say(
+                "\n".join([prepared.summary().split("\n")[0], *prepared.manifest["notes"], "scoring all of it"])
+            )
+        else:
+            reporter.say(prepared.summary())
+        return cls(config, prepared, model, devices, dtype, ("train", "heldout") if args.data else ("heldout",))
+
+
+def _figures(args: Args, scored: _Scored, reporter: Any) -> dict[str, Any]:
+    """One loss over all windows."""
     import jax
 
     from podling.data.batches import heldout_windows
-    from podling.data.shards import Prepared
-    from podling.generate.model import load_model
     from podling.model.spec import abstract_params
-    from podling.parallel.device import compute_dtype, select_devices
     from podling.parallel.mesh import data_parallel, make_mesh
     from podling.train.evaluate import EvalResult, Evaluator
 
-    prepared = Prepared.open(folder, verify=True)
-    if not args.data and prepared.fingerprint != read_json(open_run(args.run)[1].facts)["fingerprints"]["data"]:
-        what = "the text of this run is no longer what it was trained on"
-        raise InputError(Problem(args.run, what, "bring it back, or score other text with --data PATH"))
-    devices = select_devices(args.device)
-    mesh = make_mesh("auto", devices)
-    dtype = compute_dtype(args.dtype, devices[0].platform)
-    model = load_model(Path(args.run), reporter.say)
-    if prepared.tokenizer.fingerprint != model.tokenizer.fingerprint:
-        what = "its tokens are of another tokenizer than the run's"
-        raise InputError(Problem(str(folder), what, "give the text itself with --data PATH"))
-    if args.data:
-        reporter.say("\n".join([prepared.summary().split("\n")[0], *prepared.manifest["notes"], "scoring all of it"]))
-    else:
-        reporter.say(prepared.summary())
+    config, mesh = scored.config, make_mesh("auto", scored.devices)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_params(config.model, mesh))
-    params = jax.device_put(model.params, shardings)
+    params = jax.device_put(scored.model.params, shardings)
     context, limit = config.model.context, 0 if args.data else config.train.eval_tokens
     rows = data_parallel(mesh) * max(1, 4096 // context)
     results = []
     with jax.set_mesh(mesh), reporter.status("evaluating") as tell:
-        for split in ("train", "heldout") if args.data else ("heldout",):
-            windows = heldout_windows(prepared, context, limit, split)
+        for split in scored.splits:
+            windows = heldout_windows(scored.prepared, context, limit, split)
             evaluator = Evaluator(
-                config.model, windows, mesh, rows=rows, dtype=dtype, loss_chunk=config.train.loss_chunk
+                config.model, windows, mesh, rows=rows, dtype=scored.dtype, loss_chunk=config.train.loss_chunk
             )
             results.append(evaluator(params, tell))
     total = EvalResult(
@@ -141,4 +195,43 @@ def _evaluate(args: Args, config: Config, folder: Path, reporter: Any) -> dict[s
         tokens=sum(result.tokens for result in results),
         bytes=sum(result.bytes for result in results),
     )
-    return {"run": args.run, "step": model.step, "data": list(args.data), **total.record()}
+    return {"run": args.run, "step": scored.model.step, "data": list(args.data), **total.record()}
+
+
+def _documents(args: Args, scored: _Scored, reporter: Any) -> dict[str, Any]:
+    """Every document, the most surprising first."""
+    from podling.train.document_scores import score_documents
+
+    with reporter.status("scoring documents") as tell:
+        scores = score_documents(
+            scored.model.params,
+            scored.config,
+            scored.prepared,
+            scored.splits,
+            devices=scored.devices,
+            dtype=scored.dtype,
+            tell=tell,
+        )
+    records = sorted((score.record() for score in scores), key=_surprise, reverse=True)
+    if args.out:
+        write_documents(args.out, records)
+        reporter.say(f"{args.out}: {len(records):,} documents")
+    tokens = sum(score.tokens for score in scores)
+    return {
+        "run": args.run,
+        "step": scored.model.step,
+        "data": list(args.data),
+        "tokens": tokens,
+        "nats_per_token": sum(score.nll_sum for score in scores) / tokens,
+        "documents": records,
+    }
+
+
+def _surprise(record: dict[str, Any]) -> float:
+    """Bits per byte: odd text falls into many small tokens, each of them cheap, and is only dear for its length.
+
+    A loss that is not a number is the greatest surprise of all; a document without text is none.
+    """
+    if not math.isfinite(record["nats_per_token"]):
+        return math.inf
+    return record["bits_per_byte"] if record["bytes"] else -math.inf

@@ -183,18 +183,21 @@ class Prepared:
     def document_at(self, split: SplitName, token_index: int) -> str:
         """The document a token belongs to, for messages: 'books/emma.txt' or 'rows.jsonl (document 12)'."""
         shards = self.manifest["splits"][split]["shards"]
-        for shard, table in zip(shards, self._documents[split], strict=True):
+        for shard, table in zip(shards, self.document_tables[split], strict=True):
             if token_index < shard["tokens"]:
                 row = table[max(int(np.searchsorted(table["start"], token_index, side="right")) - 1, 0)]
-                source = self.manifest["sources"][int(row["source"])]
-                if source["documents"] == 1:
-                    return source["name"]
-                return f"{source['name']} (document {int(row['index'])})"
+                return self.document_name(int(row["source"]), int(row["index"]))
             token_index -= shard["tokens"]
         raise IndexError("token index past the end of the split")
 
+    def document_name(self, source: int, index: int) -> str:
+        """What people call the document at this place of this source."""
+        about = self.manifest["sources"][source]
+        return about["name"] if about["documents"] == 1 else f"{about['name']} (document {index})"
+
     @cached_property
-    def _documents(self) -> "dict[SplitName, list[np.ndarray]]":
+    def document_tables(self) -> "dict[SplitName, list[np.ndarray]]":
+        """For each shard of a split its documents, rows of `DOCUMENT_DTYPE`."""
         splits = self.manifest["splits"]
         return {
             split: [
