@@ -35,6 +35,7 @@ class Processes:
     children: list[subprocess.Popen[bytes]] = field(default_factory=list)
     code: int = 0
     signalled: int | None = None
+    pressed: int = 0  # how often those that did not stop were told to
     ended: set[int] = field(default_factory=set)
     aborts: dict[int, list[str]] = field(default_factory=dict)  # what C++ said before it aborted a process
 
@@ -63,12 +64,13 @@ class Processes:
 
     def _press(self, since_s: float) -> None:
         """Stop what does not stop by itself: `since_s` after the first process failed."""
-        for limit_s, number in ((STOP_S, signal.SIGTERM), (STOP_S + END_S, signal.SIGKILL)):
-            if limit_s < since_s < limit_s + 1:
-                left = [str(index) for index in range(len(self.children)) if index not in self.ended]
-                say(f"process {', '.join(left)} did not stop within {since_s:.0f} s: {signal.Signals(number).name}")
-                self.send(number)
-                time.sleep(1)
+        limits = ((STOP_S, signal.SIGTERM), (STOP_S + END_S, signal.SIGKILL))
+        left = [str(number) for number, child in enumerate(self.children) if child.poll() is None]
+        if left and self.pressed < len(limits) and since_s > limits[self.pressed][0]:
+            number = limits[self.pressed][1]
+            self.pressed += 1
+            say(f"process {', '.join(left)} did not stop within {since_s:.0f} s: {number.name}")
+            self.send(number)
 
     def send(self, number: int) -> None:
         """A signal to every process that is there."""
