@@ -33,9 +33,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     small = "--model gpt2-nano --model.layers 1 --model.embed 32 --model.heads 2 --context 32 --tokenizer bytes"
     rest = (
-        "--data rows.jsonl --data.holdout 0.2 --batch-tokens 512 --steps 30 --train.samples 0 --eval-every 0 --out run"
+        "--data rows.jsonl --data.holdout 0.2 --batch-tokens 512 --steps 30 --train.samples 0 --eval-every 0"
     )
-    command = [sys.executable, "-m", "podling", "train", *small.split(), *rest.split(), "--mesh", "data=8"]
+    command = [sys.executable, "-m", "podling", "train", *small.split(), *rest.split(), "--out", "run"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     return folder
