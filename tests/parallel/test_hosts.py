@@ -94,7 +94,7 @@ def test_a_signal_of_one_process_stops_all_at_the_same_step(tmp_path: Path) -> N
     with Processes(tmp_path, count=3, steps=10**9, voter=1) as three:
         assert three.codes(limit_s=90) == [0, 0, 0], [three.said(process) for process in range(3)]
         said = [three.said(process).splitlines() for process in range(3)]
-    assert said[0].pop(0).startswith("3 processes (as the flags say), met at 127.0.0.1:")
+    assert said[0].pop(0).startswith("3 processes, meeting at 127.0.0.1:")
     assert said == [["going", "agreed on 15 at 21", "left"]] * 3  # and not a word of JAX's or Gloo's
 
 

@@ -31,8 +31,10 @@ carry their number. Ctrl-C and SIGTERM reach every process: the run is saved, an
 
 On a TPU pod, under SLURM, Kubernetes or Open MPI nothing is launched: start podling train itself in every process.
 
-example:
-  podling launch local --processes 4 --devices-per-process 2 -- train --mesh data=4,tensor=2"""
+examples:
+  podling launch local --processes 2 -- train --steps 100
+  podling launch local --processes 4 --devices-per-process 2 -- train --mesh data=4,tensor=2
+  podling launch local --processes 4 -- train --resume runs/book --json"""
 
 
 def main(argv: list[str]) -> dict[str, Any]:

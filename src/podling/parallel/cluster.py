@@ -30,7 +30,7 @@ class Place:
     process: int
     count: int
     coordinator: str  # host:port of process 0
-    found_by: str  # in words
+    found_by: str  # in words; "" when the person said it
     local_devices: tuple[int, ...] | None = None  # GPUs of this machine that are this process's; None for all
 
 

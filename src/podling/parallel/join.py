@@ -83,7 +83,7 @@ def find(args: HostArgs) -> Place | None:
         return None
     if args == HostArgs():
         return find_cluster(os.environ)
-    return Place(args.process_id, args.num_processes, args.coordinator, "as the flags say")
+    return Place(args.process_id, args.num_processes, args.coordinator, found_by="")
 
 
 def join(args: HostArgs | Place | None, say: Say, limit_s: float = ARRIVAL_S) -> Hosts:
@@ -103,7 +103,8 @@ def join(args: HostArgs | Place | None, say: Say, limit_s: float = ARRIVAL_S) ->
         return ALONE
     register = _open_register(place) if place.process == 0 else None
     if place.process == 0:
-        say(f"{place.count} processes ({place.found_by}), met at {place.coordinator}; the run folder must be shared")
+        found = f" ({place.found_by})" if place.found_by else ""
+        say(f"{place.count} processes{found}, meeting at {place.coordinator}; all must see the same run folder")
     with contextlib.ExitStack() as undo:
         if register is not None:
             undo.callback(register.close, limit_s=0.0)
