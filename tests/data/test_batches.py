@@ -89,6 +89,36 @@ def test_rows_and_accumulation_share_one_order():
     assert (whole.inputs.reshape(6, 8) == parts.inputs.reshape(6, 8)).all()
 
 
+@pytest.mark.parametrize("mine", [[0, 1], [2, 3, 5], [4]])
+def test_a_process_reads_its_rows_and_no_others(mine):
+    """What it holds are those rows of the whole batch; the others are never taken from the disk."""
+    whole = Batches(Counted(3000), context=8, rows=6, micro_steps=2, seed=5).batch(9)
+    batches = Batches(Counted(3000), context=8, rows=6, micro_steps=2, seed=5, mine=mine)
+    taken, tokens = [], batches._tokens
+
+    class Watched:
+        def __len__(self):
+            return len(tokens)
+
+        def __getitem__(self, place):
+            taken.append(place.start)
+            return tokens[place]
+
+    batches._tokens = Watched()
+    part = batches.batch(9)
+    for name in ("inputs", "targets", "weights"):
+        assert (getattr(part, name) == getattr(whole, name)[:, mine]).all()
+    assert sorted(taken) == sorted(batches.starts(9).reshape(2, 6)[:, mine].ravel())
+    assert (batches.whole(9).inputs == whole.inputs).all()
+
+
+def test_the_digest_is_of_the_batch_and_not_of_how_it_is_cut():
+    make = lambda tokens=3000, **cut: Batches(Counted(tokens), context=8, seed=5, **cut)  # noqa: E731
+    digest = make(rows=6, micro_steps=1).digest(9)
+    assert digest == make(rows=2, micro_steps=3).digest(9) == make(rows=6, micro_steps=1, mine=[3]).digest(9)
+    assert len({digest, make(rows=6, micro_steps=1).digest(10), make(2500, rows=6, micro_steps=1).digest(10)}) == 3
+
+
 def test_the_overlap_of_the_last_window_is_stated():
     assert Batches(Counted(8 * 10 + 1), context=8, rows=1, micro_steps=1, seed=0).note == ""
     batches = Batches(Counted(8 * 10 + 4), context=8, rows=2, micro_steps=1, seed=0)

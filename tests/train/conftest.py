@@ -3,10 +3,13 @@
 import dataclasses
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from collector import Collector
+from watching import Watched, watch
 
 from podling.config import Config, DataConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
 
@@ -28,9 +31,26 @@ def make_run(tmp_path_factory) -> Callable[..., Config]:
             train=TrainConfig(steps=9, batch_tokens=256, eval_every=5, eval_tokens=1024, samples=0),
             run=RunConfig(out=str(out), mesh=mesh, checkpoint_every=4, tensorboard=False, export=False),
         )
-        changed = {
-            name: dataclasses.replace(getattr(config, name), **fields) for name, fields in sections.items()
-        }
+        changed = {name: dataclasses.replace(getattr(config, name), **fields) for name, fields in sections.items()}
         return dataclasses.replace(config, **changed)
 
     return make
+
+
+@dataclass
+class Whole:
+    """A run on eight devices that was left in peace."""
+
+    config: Config
+    summary: dict[str, Any]
+    seen: Watched
+
+
+@pytest.fixture(scope="session")
+def whole(make_run, tmp_path_factory) -> Whole:
+    """What a run that is moved about is compared with."""
+    from podling.train.start import train
+
+    config = make_run(tmp_path_factory.mktemp("whole") / "run")
+    with watch() as seen:
+        return Whole(config, train(config, Collector()), seen)

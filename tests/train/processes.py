@@ -13,7 +13,7 @@ from typing import Any
 
 from podling.config import Config, to_dict
 
-PATIENCE_S = 120
+PATIENCE_S = 240
 
 
 @dataclass

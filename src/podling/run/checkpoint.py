@@ -29,7 +29,6 @@ from podling.run.quiet import quiet_orbax
 from podling.run.restore import STATE, restore_good
 from podling.run.steps import PARTIAL, StepFolders
 
-
 CHUNK_BYTES = 4 << 20
 """An array is read in whole chunks: were a chunk what one device wrote, a process would read all of a leaf that one
 device had held, for whatever part of it."""

@@ -48,7 +48,8 @@ def _initial(session: Session, reporter: Reporter, together: Together) -> TrainS
         state = session.init_state()
         if not session.config.run.init:
             return state
-        params = initial_params(Path(session.config.run.init), session.abstract_state().params, reporter, together.hosts)
+        like = session.abstract_state().params
+        params = initial_params(Path(session.config.run.init), like, reporter, together.hosts)
         return TrainState(step=state.step, params=params, opt_state=state.opt_state)
 
 

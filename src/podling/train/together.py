@@ -84,13 +84,10 @@ class Together:
         listed = [failure["problems"] for failure in failed.values()]
         if len(failed) == self.hosts.count and all(problems == listed[0] for problems in listed):
             return kind([Problem(*problem) for problem in listed[0]])
-        if not self.is_first and self.hosts.process not in failed:
-            return kind(Problem(str(self.hosts), f"stops with process {min(failed)}, which could not go on"))
-        shown = failed if self.is_first else {self.hosts.process: failed[self.hosts.process]}
         return kind(
             [
                 Problem(f"process {process} of {self.hosts.count}: {where}", what, fix)
-                for process, failure in shown.items()
+                for process, failure in failed.items()
                 for where, what, fix in failure["problems"]
             ]
         )
