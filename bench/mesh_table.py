@@ -38,7 +38,7 @@ CONFIG = Config(
     optimizer=OptimizerConfig(lr=1e-2, warmup_steps=2),
     train=TrainConfig(steps=20, seed=1),
 )
-SGD_LR = 1.0
+SGD_LR = 0.3
 ALONE = "data=1,fsdp=1,tensor=1"
 MESHES = [
     ",".join(f"{axis}={size}" for axis, size in zip(MESH_AXES, sizes, strict=True))
