@@ -76,7 +76,10 @@ def test_bars_are_as_long_as_what_they_stand_for():
     bars = [rect for rect in root.iter(f"{SVG}rect") if rect.get("height") == "9" and rect.get("class") is None]
     parts = memory(layout)
     assert len(bars) == len(parts) == 5
+    end = 16.0
     for bar, (_, size) in zip(bars, parts, strict=True):
+        assert float(bar.get("x", 0)) == pytest.approx(end, abs=0.1)  # each begins where the one before ends
+        end += 448 * size / layout.device_bytes
         assert float(bar.get("width", 0)) == pytest.approx(448 * size / layout.device_bytes, abs=0.1)
     assert root.find(f"{SVG}line") is None
     assert drawn("gpt2-xl", "v5e:1x1", "data=1")[1].find(f"{SVG}line") is not None  # past its memory
