@@ -74,6 +74,7 @@ class Processes:
     def until_all_say(self, word: str, limit_s: float = 60) -> None:
         until = time.monotonic() + limit_s
         while not all(word in self.said(process) for process in range(len(self.running))):
+            assert all(process.poll() is None for process in self.running), [self.said(0), self.said(1)]
             assert time.monotonic() < until, [self.said(process) for process in range(len(self.running))]
             time.sleep(0.05)
 

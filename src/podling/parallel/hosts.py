@@ -124,7 +124,7 @@ class StopVote:
 
     Args:
         hosts: the processes.
-        mesh: whose devices compare the votes.
+        mesh: of the run.
     """
 
     def __init__(self, hosts: Hosts, mesh: Any):
@@ -134,16 +134,21 @@ class StopVote:
             return
         import jax
         import numpy as np
-        from jax.sharding import NamedSharding, PartitionSpec
+        from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-        every = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+        # One device of each process. The step runs on all of them, so the two have connections of their own: when a
+        # process is lost, Gloo would abort another that receives a message of the one where it expects the other.
+        firsts = {device.process_index: device for device in list(mesh.devices.flat)[::-1]}
+        devices = [firsts[process] for process in range(hosts.count)]
+        self._mesh = Mesh(devices, ("processes",), axis_types=(AxisType.Explicit,))
+        each = NamedSharding(self._mesh, PartitionSpec("processes"))
 
         def ballot(number: int) -> jax.Array:
-            return jax.make_array_from_callback((mesh.size,), every, lambda index: np.full(1, number, np.int32))
+            return jax.make_array_from_callback((hosts.count,), each, lambda index: np.full(1, number, np.int32))
 
         self._ballot = ballot
         self._none = ballot(0)
-        self._count = jax.jit(jax.numpy.max, out_shardings=NamedSharding(mesh, PartitionSpec()))
+        self._count = jax.jit(jax.numpy.max)
 
     def vote(self, signal_number: int | None) -> None:
         """Once a step, in every process: the signal this one has seen, or None. Does not wait for the others."""
@@ -152,7 +157,7 @@ class StopVote:
             return
         import jax
 
-        with jax.transfer_guard("allow"):
+        with jax.set_mesh(self._mesh), jax.transfer_guard("allow"):
             self._votes.append(self._count(self._ballot(signal_number) if signal_number else self._none))
 
     def read(self) -> int | None:
