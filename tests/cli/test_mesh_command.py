@@ -112,10 +112,11 @@ def test_the_vocabulary_of_each_tokenizer(capfd: pytest.CaptureFixture[str]) -> 
     assert rows("--tokenizer", "char", "--model.vocab-size", "65") == 128
 
 
-def test_typing_errors_are_answered_without_jax() -> None:
+@pytest.mark.parametrize("flags", ["--topology v5e:3x3 --mesh tensr=2", "--model gpt2-xl --devices 8 --mesh tensor=8"])
+def test_what_cannot_be_is_answered_without_jax(flags: str) -> None:
     code = (
         "import sys; from podling.cli.main import main;"
-        "code = main(['mesh', '--topology', 'v5e:3x3', '--mesh', 'tensr=2']);"
+        f"code = main(['mesh', *{flags.split()!r}]);"
         "print(code, 'jax' in sys.modules, 'numpy' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

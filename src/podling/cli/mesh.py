@@ -14,6 +14,8 @@ from podling.data.prepare import is_prepared
 from podling.data.vocabulary import known_tokenizer
 from podling.errors import InputError, Problem, raise_if
 from podling.files import atomic_write, read_json
+from podling.model.fit import mesh_problems
+from podling.parallel.axes import read_mesh
 from podling.validate import out_problems, validate
 
 GPT2_VOCAB = 50257  # of its published tokenizer, which needs not be here to draw with
@@ -70,6 +72,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     if not problems:
         config, note, problems = _with_vocabulary(config)
         notes += note
+        problems += _mesh_problems(config, topology.devices if topology else args.devices)
     raise_if(problems)
     choose_platform("cpu" if topology else config.run.device)
     return _draw(args, config, topology, notes)
@@ -117,6 +120,13 @@ def _with_vocabulary(config: Config) -> tuple[Config, list[str], list[Problem]]:
             problems += error.problems
     model = replace(config.model, vocab_size=size)
     return replace(config, model=model), [note] if note else [], problems
+
+
+def _mesh_problems(config: Config, devices: int) -> list[Problem]:
+    """What keeps model and batch from the mesh that was asked for, where the number of devices is known before JAX."""
+    if not devices or config.run.mesh == "auto":
+        return []
+    return mesh_problems(config, read_mesh(config.run.mesh)[0], devices)
 
 
 def _draw(args: Args, config: Config, topology: Any, notes: list[str]) -> dict[str, Any]:
