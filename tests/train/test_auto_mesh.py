@@ -8,7 +8,7 @@ from podling.config import Config, ModelConfig, RunConfig, TrainConfig
 from podling.errors import InputError
 from podling.model.fit import fits
 from podling.presets import PRESETS
-from podling.train.auto_mesh import Machine, choose_mesh, settle_mesh, state_bytes
+from podling.train.auto_mesh import Machine, choose_mesh, joined, settle_mesh, state_bytes
 from podling.train.batch_plan import USABLE, row_bytes
 
 GIB = 2**30
@@ -87,3 +87,14 @@ def test_a_mesh_that_was_asked_for_is_taken_or_refused():
         settle_mesh(replace(config, run=RunConfig(mesh="tensor=8")), machine, 2)
     with pytest.raises(InputError, match="unknown axis 'tensr'"):
         settle_mesh(replace(config, run=RunConfig(mesh="tensr=8")), machine, 2)
+
+
+def test_joined_devices_are_those_of_a_process_or_of_a_slice():
+    class Device:
+        def __init__(self, process_index: int, **more: int):
+            self.process_index = process_index
+            vars(self).update(more)
+
+    assert joined([Device(index // 4) for index in range(16)]) == 4
+    assert joined([Device(index // 4, slice_index=index // 8) for index in range(16)]) == 8  # two TPU slices
+    assert joined([Device(0), Device(0), Device(1)]) == 1
