@@ -50,7 +50,7 @@ def test_the_derived_micro_batch_is_the_largest_that_divides_and_fits(ways, rows
 def test_a_sharded_state_leaves_room_for_rows(sizes):
     cfg = config()
     weights = 16 * (4 * (4 * 128**2 + 2 * 128 * 512) + 1000 * 128)
-    memory = int((3 * row_bytes(cfg, 4) + weights / 4) / 0.75) + 8
+    memory = int((3 * row_bytes(cfg, 4) / sizes["tensor"] + weights / 4) / 0.75) + 8
     assert plan_batch(cfg, sizes, 4, memory).micro_batch == 3 * sizes["data"] * sizes["fsdp"]
     assert plan_batch(cfg, mesh(4), 4, memory).micro_batch < 3 * 4
 
