@@ -32,9 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rows = [{"text": f"{text}{'' if text == ODD else number}"} for number, text in enumerate(texts)]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     small = "--model gpt2-nano --model.layers 1 --model.embed 32 --model.heads 2 --context 32 --tokenizer bytes"
-    rest = (
-        "--data rows.jsonl --data.holdout 0.2 --batch-tokens 512 --steps 30 --train.samples 0 --eval-every 0"
-    )
+    rest = "--data rows.jsonl --data.holdout 0.2 --batch-tokens 512 --steps 30 --train.samples 0 --eval-every 0"
     command = [sys.executable, "-m", "podling", "train", *small.split(), *rest.split(), "--out", "run"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
@@ -63,6 +61,7 @@ def test_the_odd_one_comes_first(folder: Path, capfd: pytest.CaptureFixture[str]
     total = sum(document["nats_per_token"] * document["tokens"] for document in documents)
     assert answer["nats_per_token"] == pytest.approx(total / answer["tokens"])
     assert answer["nats_per_token"] == pytest.approx(figures["val_loss"], rel=0.1)
+    assert answer["bits_per_byte"] == pytest.approx(figures["val_bits_per_byte"], rel=0.1)
 
 
 def test_its_own_held_out_documents_as_a_table(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -91,6 +90,16 @@ def test_every_problem_is_named_before_anything_is_read(folder: Path, capfd: pyt
     assert {("--top", "is about single documents"), ("--out", "is about single documents")} <= problems
     assert any("nothing.txt" in what + where for where, what in problems)
     assert (folder / "there.csv").read_text() == "mine"
+
+
+def test_how_data_is_read_without_data(capfd: pytest.CaptureFixture[str]) -> None:
+    code, answer, _ = call(capfd, "run", "--limit", "1MB", "--no-split-on-eot", "--top", "5")
+    problems = {(problem["where"], problem["what"]) for problem in answer["error"]["problems"]}
+    says = "says how --data is read"
+    assert (code, problems) == (
+        2,
+        {("--limit", says), ("--no-split-on-eot", says), ("--top", "is about single documents")},
+    )
 
 
 @pytest.mark.parametrize(

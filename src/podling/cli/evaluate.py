@@ -80,7 +80,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     if args.per_example:
         print(document_table(answer["documents"], args.top))
         whole = f"{len(answer['documents']):,} documents, {answer['tokens']:,} tokens"
-        print(f"{whole}: {answer['nats_per_token']:.4f} nats per token")
+        print(f"{whole}: {answer['nats_per_token']:.4f} nats per token, {answer['bits_per_byte']:.4f} bits per byte")
     else:
         print(f"{answer['val_loss']:.4f} nats per token, perplexity {answer['val_perplexity']:.2f}")
         print(f"{answer['val_bits_per_byte']:.4f} bits per byte" if answer["val_bits_per_byte"] else "")
@@ -97,7 +97,7 @@ def _checked(parsed: Parsed[Args]) -> tuple[Config, DataConfig]:
         problems += error.problems
     if not args.data and not problems and "data" not in read_json(paths.facts)["fingerprints"]:
         problems.append(Problem("--data", "an imported model has no held-out text of its own", "give --data PATH"))
-    problems += _per_example_problems(args, parsed.given)
+    problems += _flag_problems(args, parsed.given)
     given = DataConfig(
         paths=args.data,
         tokenizer=str(paths.tokenizer),
@@ -117,8 +117,12 @@ def _checked(parsed: Parsed[Args]) -> tuple[Config, DataConfig]:
     return config, data
 
 
-def _per_example_problems(args: Args, given: frozenset[str]) -> list[Problem]:
+def _flag_problems(args: Args, given: frozenset[str]) -> list[Problem]:
+    """Flags that would do nothing, or cannot be done."""
     problems = []
+    for flag in ("--text-field", "--errors", "--split-on-eot", "--no-split-on-eot", "--limit"):
+        if flag in given and not args.data:
+            problems.append(Problem(flag, "says how --data is read", "give --data PATH, or leave it out"))
     for flag in ("--top", "--out"):
         if flag in given and not args.per_example:
             problems.append(Problem(flag, "is about single documents", "add --per-example, or leave it out"))
@@ -216,13 +220,15 @@ def _documents(args: Args, scored: _Scored, reporter: Any) -> dict[str, Any]:
     if args.out:
         write_documents(args.out, records)
         reporter.say(f"{args.out}: {len(records):,} documents")
-    tokens = sum(score.tokens for score in scores)
+    tokens, bytes_ = sum(score.tokens for score in scores), sum(score.bytes for score in scores)
+    nll_sum = sum(score.nll_sum for score in scores)
     return {
         "run": args.run,
         "step": scored.model.step,
         "data": list(args.data),
         "tokens": tokens,
-        "nats_per_token": sum(score.nll_sum for score in scores) / tokens,
+        "nats_per_token": nll_sum / tokens,
+        "bits_per_byte": nll_sum / math.log(2) / bytes_ if bytes_ else math.nan,
         "documents": records,
     }
 
