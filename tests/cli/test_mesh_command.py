@@ -123,6 +123,13 @@ def test_what_cannot_be_is_answered_without_jax(flags: str) -> None:
     assert done.stdout.split() == ["2", "False", "False"], done.stderr
 
 
+def test_small_models_are_counted_to_the_last_parameter(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["mesh", "--devices", "1", "--model", "gpt2-nano", "--model.layers", "1"]) == 0
+    out, _ = capfd.readouterr()
+    block = 4 * 128 + 3 * 128 * 129 + 128 * 129 + 128 * 512 + 512 + 512 * 128 + 128
+    assert f"gpt2-nano, {1024 * 128 + 128 * 128 + block + 256:,} parameters, on 1 x cpu" in out
+
+
 def test_it_prints_the_drawing(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["mesh", "--devices", "2", "--mesh", "fsdp=2"]) == 0
     out, _ = capfd.readouterr()

@@ -36,6 +36,12 @@ class Layout:
     traffic: dict[str, str]
 
     @property
+    def title(self) -> str:
+        """Model and devices, for people."""
+        count = f"{self.params / 1e6:,.1f}M" if self.params >= 1e6 else f"{self.params:,}"
+        return f"{self.model}, {count} parameters, on {self.where}"
+
+    @property
     def sizes(self) -> dict[str, int]:
         return self.grid.sizes
 

@@ -77,7 +77,7 @@ def grid_of_topology(topology: Topology, sizes: Mapping[str, int]) -> Grid:
 def grid_of_count(devices: int, sizes: Mapping[str, int]) -> Grid:
     """Devices of which only the number is known."""
     cells = [Cell(index, None, 0, 0, place) for index, place in zip(range(devices), _places(sizes), strict=True)]
-    return Grid("device", dict(sizes), tuple(cells), f"{devices} devices in order, as asked for with --devices")
+    return Grid("device", dict(sizes), tuple(cells), "in order, as many as --devices asked for")
 
 
 def planes(grid: Grid) -> list[int | None]:

@@ -25,7 +25,7 @@ AS_PARAMETERS = "axes as the parameters'"
 def show(layout: Layout, console: Console) -> None:
     """Print a layout."""
     count = len(layout.grid.cells)
-    console.print(Text(f"{layout.model}, {layout.params / 1e6:,.1f}M parameters, on {layout.where}", style="bold"))
+    console.print(Text(layout.title, style="bold"))
     for line in (
         f"mesh: {layout.mesh}{'; ' + layout.why if layout.why else ''}",
         f"batch: {layout.batch}; {layout.dtype}",
