@@ -111,7 +111,7 @@ class Batches:
 
         It reads the whole batch; made once a session, and once a checkpoint.
         """
-        return hashlib.sha256(np.ascontiguousarray(self._read(self.starts(step)), "<i4")).hexdigest()
+        return hashlib.sha256(self._read(self.starts(step)).astype("<i4").tobytes()).hexdigest()
 
     def _read(self, starts: np.ndarray) -> np.ndarray:
         """Rows of a window and the token after it, int32 [starts, context + 1]."""

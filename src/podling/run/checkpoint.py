@@ -20,7 +20,6 @@ import jax
 import orbax.checkpoint as ocp
 
 from podling.errors import Problem, RunError
-from podling.files import show_bytes
 from podling.parallel.hosts import ALONE, Hosts, broadcast, exchange
 from podling.run import manifest
 from podling.run.environment import environment
@@ -75,23 +74,11 @@ class Checkpoints:
             RunError: with the bytes needed, the bytes free and the path.
         """
         try:
-            self._folders.clean()
-            held_bytes = sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
-            free_bytes = shutil.disk_usage(self.folder).free
+            problem = self._folders.space_problem(step_bytes)
         except OSError as error:
             raise self._failure(self.folder, cause_of(error)) from error
-        steps = self._folders.keep + 2  # the newest, the best, and the one being written
-        needed_bytes = max(step_bytes, steps * step_bytes - held_bytes)
-        if needed_bytes > free_bytes:
-            fewer = ", or keep fewer with --run.keep 1" if self._folders.keep > 1 else ""
-            raise RunError(
-                Problem(
-                    str(self.folder),
-                    f"checkpoints need {show_bytes(needed_bytes)} more ({show_bytes(step_bytes)} each, "
-                    f"up to {steps} at a time), only {show_bytes(free_bytes)} are free",
-                    f"free some space or choose another --out{fewer}",
-                )
-            )
+        if problem is not None:
+            raise RunError(problem)
 
     def save(self, step: int, state: Any, meta: dict[str, Any], *, metric: float | None = None) -> None:
         """Begin to save `state` as `step`; waits first for a save that is still under way.

@@ -15,6 +15,7 @@ from podling.config import Config, from_dict, to_dict
 from podling.errors import InputError, Problem, RunError
 from podling.files import atomic_write, read_json
 from podling.run.match import match
+from podling.run.summary import read_summary
 
 RUN_VERSION = 1
 
@@ -115,7 +116,7 @@ class RunFolder:
         try:
             is_new = not paths.config.exists()
             notes = [] if is_new else _match(paths, config, fingerprints)
-            if _summary(paths) is None and paths.summary.exists():
+            if read_summary(paths.summary) is None and paths.summary.exists():
                 notes.append(f"{paths.summary} is not a summary; the run's end is done again")
             if is_new:
                 began = datetime.now().astimezone().isoformat(timespec="seconds")
@@ -140,12 +141,12 @@ class RunFolder:
     @property
     def finished(self) -> bool:
         """All steps are done and the summary is written."""
-        return _summary(self.paths) is not None
+        return read_summary(self.paths.summary) is not None
 
     @property
     def summary(self) -> dict[str, Any] | None:
         """What `mark_finished` was given, with paths as they are now; None before that, and when it is damaged."""
-        found = _summary(self.paths)
+        found = read_summary(self.paths.summary)
         if found is None:
             return None
         export = str(self.paths.export) if self.paths.export.exists() else None
@@ -195,17 +196,6 @@ def load_run(path: Path) -> tuple[Config, RunPaths]:
         known = "runs beside it: " + ", ".join(near) if near else "a run folder is what podling train or import wrote"
         raise InputError(Problem(str(path), what, known))
     return from_dict(read_json(paths.config), str(paths.config)), paths
-
-
-def _summary(paths: RunPaths) -> dict[str, Any] | None:
-    """What summary.json holds, or None when there is none or a hand has changed it beyond use."""
-    if not paths.summary.exists():
-        return None
-    try:
-        found = read_json(paths.summary)
-    except InputError:
-        return None
-    return found if found.keys() >= {"run", "steps", "tokens", "params", "val_loss", "wall_s"} else None
 
 
 def _json(value: dict[str, Any]) -> str:

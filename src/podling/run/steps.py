@@ -5,7 +5,8 @@ import os
 import shutil
 from pathlib import Path
 
-from podling.files import sync_folder
+from podling.errors import Problem
+from podling.files import show_bytes, sync_folder
 from podling.run import manifest
 
 PARTIAL = ".partial"
@@ -60,6 +61,27 @@ class StepFolders:
         for stale in self.folder.glob(f"*{PARTIAL}"):
             shutil.rmtree(stale)
         self._cleaned = True
+
+    def space_problem(self, step_bytes: int) -> Problem | None:
+        """What keeps the steps that will be kept, and the one being written, from fitting on the disk.
+
+        Raises:
+            OSError: the folder cannot be used.
+        """
+        self.clean()
+        held_bytes = sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
+        free_bytes = shutil.disk_usage(self.folder).free
+        steps = self.keep + 2  # the newest, the best, and the one being written
+        needed_bytes = max(step_bytes, steps * step_bytes - held_bytes)
+        if needed_bytes <= free_bytes:
+            return None
+        fewer = ", or keep fewer with --run.keep 1" if self.keep > 1 else ""
+        return Problem(
+            str(self.folder),
+            f"checkpoints need {show_bytes(needed_bytes)} more ({show_bytes(step_bytes)} each, "
+            f"up to {steps} at a time), only {show_bytes(free_bytes)} are free",
+            f"free some space or choose another --out{fewer}",
+        )
 
     def begin(self, step: int) -> Path:
         """An empty folder to write a step into."""
