@@ -64,7 +64,7 @@ def by_loop(prepared, params) -> dict[int, tuple[int, float, float]]:
 
 @pytest.mark.parametrize(("devices", "at_once"), [(8, 2), (1, 5)])
 def test_equal_to_a_loop(prepared, params, by_loop, devices, at_once, monkeypatch):
-    monkeypatch.setattr(document_scores, "MOST_WINDOWS", at_once)
+    monkeypatch.setattr(document_scores, "windows_at_once", lambda *_: at_once)
     told: list[str] = []
     splits, dtype = ("train", "heldout"), jnp.float32
     scores = score_documents(
@@ -86,6 +86,7 @@ def test_equal_to_a_loop(prepared, params, by_loop, devices, at_once, monkeypatc
 def test_a_large_model_goes_window_by_window():
     """Each window in a call needs a gradient of its own, as large as the model."""
     model = ModelConfig(layers=12, heads=12, embed=768, mlp=3072, context=1024, vocab_size=50257)
-    assert windows_at_once(Config(model=model), 4, 8 * 10**9) == 1
-    assert 1 < windows_at_once(Config(model=model), 4, 80 * 10**9) < document_scores.MOST_WINDOWS
-    assert windows_at_once(CONFIG, 4, 8 * 10**9) == document_scores.MOST_WINDOWS
+    assert windows_at_once(Config(model=model), 4, "gpu", 8 * 10**9) == 1
+    assert 1 < windows_at_once(Config(model=model), 4, "gpu", 80 * 10**9) < document_scores.MOST_WINDOWS
+    assert windows_at_once(CONFIG, 4, "tpu", 8 * 10**9) == document_scores.MOST_WINDOWS
+    assert windows_at_once(CONFIG, 4, "cpu", 8 * 10**9) == 1
