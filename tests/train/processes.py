@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ def start(
     folder: Path,
     configs: Sequence[Config],
     devices: int,
-    before: Mapping[int, Callable[[], None]] | None = None,
+    before: Mapping[int, Sequence[str]] | None = None,
     cwd: Sequence[Path] | None = None,
 ) -> list[subprocess.Popen]:
     """One process for each configuration, each with so many devices.
@@ -40,7 +40,7 @@ def start(
         folder: for their configurations and what they print.
         configs: of each process.
         devices: of each process.
-        before: what a process, by number, calls before it becomes podling.
+        before: what starts a process, by number, in podling's place: a command that takes podling's as its arguments.
         cwd: where each of them runs.
     """
     with socket.socket() as probe:
@@ -59,12 +59,11 @@ def start(
         with open(folder / f"said{process}", "w") as said, open(folder / f"answer{process}", "w") as answer:
             processes.append(
                 subprocess.Popen(
-                    command,
+                    [*(before or {}).get(process, ()), *command],
                     stdout=answer,
                     stderr=said,
                     env=env,
                     cwd=cwd[process] if cwd else None,
-                    preexec_fn=(before or {}).get(process),
                 )
             )
     return processes

@@ -1,8 +1,8 @@
 """Several real processes over loopback: the same run as one, stopped by a signal to any of them, refused together."""
 
 import dataclasses
-import resource
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -13,6 +13,12 @@ from processes import PATIENCE_S, end, run, start
 from podling.run.metrics import read_records
 
 STEPS = 9
+# Runs the command that follows with files limited to 2 kB.
+LIMITED = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 
 
 def curve(out: Path, field: str = "loss") -> list[tuple[int, float]]:
@@ -89,7 +95,7 @@ def test_processes_of_another_configuration_or_other_data_are_refused(make_run, 
 
 def test_a_process_that_cannot_write_its_part_stops_all_with_its_words(make_run, tmp_path):
     config = make_run(tmp_path / "run", mesh="fsdp=2", train={"steps": STEPS, "eval_every": 0})
-    limited = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))  # noqa: E731
+    limited = [sys.executable, "-c", LIMITED]
     began = time.monotonic()
     ended = end(tmp_path, start(tmp_path, [config] * 2, devices=1, before={1: limited}))
     assert [each.code for each in ended] == [1, 1], [each.said for each in ended]
