@@ -35,7 +35,7 @@ from podling.train.step import DeviceBatch, init_state, make_train_step  # noqa:
 ROWS = 16
 CONFIG = Config(
     model=ModelConfig(layers=3, heads=8, embed=48, mlp=80, context=16, vocab_size=250),
-    optimizer=OptimizerConfig(lr=1e-2, warmup_steps=2),
+    optimizer=OptimizerConfig(warmup_steps=2),
     train=TrainConfig(steps=20, seed=1),
 )
 SGD_LR = 0.3

@@ -143,7 +143,8 @@ def print_totals(result: dict[str, Any]) -> None:
 def print_detail(found: list[Collective]) -> None:
     print()
     for one in sorted(found, key=lambda one: -one.times * one.sent_bytes):
-        arrays = ", ".join(f"{a} -> {b}" for a, b in zip(one.operands, one.results, strict=False))
+        cut = [f" of which only {piece} is used" if piece else "" for piece in one.cut]
+        arrays = ", ".join(f"{a} -> {b}{c}" for a, b, c in zip(one.operands, one.results, cut, strict=False))
         how = "in the background" if one.asynchronous else "plain"
         print(f"{one.times} x {one.kind} over {' + '.join(one.axes)}, {how}, {one.sent_bytes:,} bytes sent: {arrays}")
         print(f"    {one.op_name}")
