@@ -76,7 +76,9 @@ def start(tmp_path: Path):
     def launch(processes: int, *command: str) -> subprocess.Popen[str]:
         line = [sys.executable, "driver.py", "child.py", str(processes), *command]
         pipe = subprocess.PIPE
-        running.append(subprocess.Popen(line, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True))
+        running.append(
+            subprocess.Popen(line, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+        )
         return running[-1]
 
     yield launch
@@ -160,7 +162,7 @@ def test_survivors_that_hang_are_stopped(start) -> None:
 def test_a_signal_reaches_every_process_once_and_is_waited_for(start, tmp_path: Path, number: int) -> None:
     process = start(3, "wait")
     children(tmp_path, "wait", 3)
-    process.send_signal(number)
+    os.killpg(process.pid, number)  # as a terminal does it
     out, err = process.communicate(timeout=30)
     assert out.splitlines() == [f"saving after {int(number)}", "saved"]
     assert [err.count(f"[{child}] saving") for child in (1, 2)] == [1, 1]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 PROGRAM = """
-import os, sys
+import os, sys, time
 import jax, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from podling.errors import PodlingError
@@ -33,6 +33,7 @@ try:
         step = jax.jit(lambda x: jax.sharding.reshard(x.sum() * x / x.shape[0], rows))
         waits, vote, stop = Waits(hosts), StopVote(hosts, mesh), None
         waits.ask_for_saved(lambda: 500)
+        end, hosts.member.end = hosts.member.end, lambda problem: (time.sleep(1), end(problem))
         with waits("first step", COMPILE_S):
             x = step(x).block_until_ready()
         say("going")
@@ -45,6 +46,7 @@ try:
                     break
                 x = step(x).block_until_ready()
 except PodlingError as error:
+    time.sleep(1)  # as above: JAX has time to abort, and does not
     say(*error.problems)
     os._exit(error.exit_code)
 say("left")

@@ -313,14 +313,21 @@ def test_strangers_do_not_disturb_the_register(room: Room) -> None:
 
 def test_the_relay_passes_on_and_stays_open_when_the_far_end_is_gone() -> None:
     with socket.create_server(("127.0.0.1", 0)) as far:
-        near = socket.create_connection(("127.0.0.1", relay("127.0.0.1", far.getsockname()[1])))
+        address = ("127.0.0.1", relay("127.0.0.1", far.getsockname()[1]))
+        near = socket.create_connection(address)
         link, _ = far.accept()
+        later = socket.create_connection(address)
+        far.accept()[0].close()
         near.sendall(b"ping")
         assert link.recv(10) == b"ping"
         link.sendall(json.dumps([1]).encode())
         assert near.recv(10) == b"[1]"
         link.close()
+    for _ in range(3):  # JAX goes on sending its heartbeats
+        near.sendall(b"beat")
+        time.sleep(0.1)
     near.settimeout(0.5)
     with pytest.raises(TimeoutError):
         near.recv(1)
     near.close()
+    later.close()
