@@ -78,6 +78,21 @@ def test_nobody_enters_orbax_when_the_first_process_could_not_make_the_folder(tm
         second.save(3, {"w": jnp.ones(3)}, {})
 
 
+def test_who_fails_behind_the_last_barrier_looks_for_nobody_there(tmp_path, monkeypatch):
+    """The others are on their way to `wait`, where they hear of it."""
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    checkpoints, missed = Checkpoints(tmp_path / "checkpoints"), []
+    monkeypatch.setattr(checkpoints._meetings, "miss", missed.append)
+    monkeypatch.setattr(manifest, "seal", full)
+    with pytest.raises(RunError, match=r"3\.partial: could not be written: No space left on device"):
+        checkpoints.save(3, {"w": jnp.ones(3)}, {})
+        checkpoints.wait()
+    assert missed == []
+
+
 def test_shares_of_a_checkpoint_are_all_of_it(tmp_path):
     """Each file is checked by one process: a flipped bit is found by exactly one of them."""
     checkpoints = Checkpoints(tmp_path / "checkpoints")

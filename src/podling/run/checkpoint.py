@@ -189,12 +189,16 @@ class Checkpoints:
         """
         try:
             self._orbax.wait_until_finished()
-            if self.hosts.is_first:
-                manifest.seal(self._partial, record)
-                self._folders.publish(self._partial, step)
         except Exception as error:  # handed to the main thread by wait()
             self._error = error
             self._meetings.miss(cause_of(error))
+            return
+        try:
+            if self.hosts.is_first:
+                manifest.seal(self._partial, record)
+                self._folders.publish(self._partial, step)
+        except Exception as error:  # all barriers are behind us: the others hear of it in wait()
+            self._error = error
 
     def _join(self) -> Exception | None:
         """Wait for `_commit`, and take its error."""
