@@ -15,7 +15,7 @@ FLOORS = [
     {"errors"},
     {"config", "files"},
     {"data", "parallel", "presets", "hlo"},
-    {"validate", "model"},
+    {"validate", "model", "hosts"},
     {"run"},
     {"generate"},
     {"interop"},
@@ -26,7 +26,7 @@ FLOORS = [
 ]
 """A room imports rooms of lower floors and its own: there is no circle of rooms."""
 
-LIGHT = {"config", "errors", "files", "presets", "validate", "data", "cli", "__main__", "__init__"}
+LIGHT = {"config", "errors", "files", "presets", "validate", "data", "launch", "cli", "__main__", "__init__"}
 NUMPY_IN_DATA = {"batches.py", "documents.py", "shards.py", "ngram.py"}
 HEAVY = {"jax", "jaxlib", "numpy", "optax", "orbax", "grain", "scipy", "tensorstore"}
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from podling.errors import RunError
-from podling.parallel.hosts import Hosts
+from podling.hosts.hosts import Hosts
 from podling.run import checkpoint, manifest, meeting
 from podling.run.checkpoint import Checkpoints
 from podling.run.meeting import Meetings, Missed

@@ -103,7 +103,7 @@ def entry() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     code = main()
-    hosts = sys.modules.get("podling.parallel.join")
+    hosts = sys.modules.get("podling.hosts.join")
     if code > 128 or (code and hosts is not None and hosts.joined):
         # Stopped by a signal, perhaps while a library was starting its threads: taking the interpreter down in order
         # has been seen to crash then, and there is nothing left to put in order. And where one of several processes

@@ -10,8 +10,8 @@ from podling.cli.parse import parse
 from podling.cli.platform import choose_platform
 from podling.config import Config
 from podling.errors import raise_if
+from podling.hosts.join import HostArgs, find, host_problems, quiet_gloo, together
 from podling.launch.child import follow_launcher
-from podling.parallel.join import HostArgs, find, host_problems, quiet_gloo, together
 from podling.presets import PRESETS
 from podling.validate import validate
 

@@ -20,7 +20,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from podling.errors import Problem, RunError
-from podling.parallel.hosts import ALONE, Hosts, broadcast, exchange
+from podling.hosts.hosts import ALONE, Hosts, broadcast, exchange
 from podling.run import manifest
 from podling.run.environment import environment
 from podling.run.meeting import Meetings, cause_of

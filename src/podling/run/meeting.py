@@ -3,7 +3,7 @@
 Orbax waits at its barriers for twenty minutes for a process whose disk is full and which will never come.
 """
 
-from podling.parallel.hosts import Hosts, meet
+from podling.hosts.hosts import Hosts, meet
 
 
 class Missed(Exception):

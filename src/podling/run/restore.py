@@ -7,7 +7,7 @@ from typing import Any
 import orbax.checkpoint as ocp
 
 from podling.errors import InputError, Problem
-from podling.parallel.hosts import Hosts, broadcast, exchange
+from podling.hosts.hosts import Hosts, broadcast, exchange
 from podling.run import manifest
 from podling.run.steps import StepFolders
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from podling.parallel.waits import COMPILE_S
+from podling.hosts.waits import COMPILE_S
 from podling.run.checkpoint import Checkpoints
 from podling.run.environment import environment_changes
 from podling.train.devices import check_batch

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from podling.errors import Interrupted, Problem
-from podling.parallel.waits import COMPILE_S
+from podling.hosts.waits import COMPILE_S
 from podling.run.checkpoint import Checkpoints
 from podling.run.compile_cache import CompileCache
 from podling.run.folder import RunFolder

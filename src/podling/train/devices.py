@@ -7,8 +7,8 @@ import jax
 from podling.config import Config
 from podling.data.shards import Prepared
 from podling.errors import Problem, RunError
+from podling.hosts.waits import COMPILE_S
 from podling.parallel.device import select_devices
-from podling.parallel.waits import COMPILE_S
 from podling.train.batch_plan import device_memory_bytes
 from podling.train.progress import Reporter
 from podling.train.session import Session

@@ -10,9 +10,9 @@ from jax.experimental import multihost_utils
 from podling.data.shards import Prepared
 from podling.files import atomic_write
 from podling.generate.samples import python_parse_share, sample_text
+from podling.hosts.waits import STEP_S
 from podling.interop.hf import export_hf
 from podling.model.spec import Params, param_count
-from podling.parallel.waits import STEP_S
 from podling.run.folder import RunFolder
 from podling.run.metrics import recent_loss
 from podling.train.progress import Reporter

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from podling.hosts.hosts import ALONE, Hosts
 from podling.model.spec import Params
-from podling.parallel.hosts import ALONE, Hosts
 from podling.run.checkpoint import Checkpoints
 from podling.run.folder import load_run
 from podling.train.progress import Reporter

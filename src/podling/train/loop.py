@@ -18,7 +18,7 @@ from podling.config import Config
 from podling.data.batches import Batch
 from podling.data.shards import Prepared
 from podling.errors import Problem, RunError
-from podling.parallel.waits import COMPILE_S, STEP_S
+from podling.hosts.waits import COMPILE_S, STEP_S
 from podling.run.checkpoint import state_bytes
 from podling.run.folder import RunFolder
 from podling.run.metrics import MetricsLog

@@ -5,7 +5,7 @@ import threading
 from types import FrameType
 from typing import Any
 
-from podling.parallel.hosts import StopVote
+from podling.hosts.hosts import StopVote
 from podling.train.together import Together
 
 

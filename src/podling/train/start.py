@@ -11,7 +11,7 @@ from podling.data.prepare import prepare
 from podling.data.shards import Prepared
 from podling.data.tokenizer import Tokenizer
 from podling.errors import InputError, Problem, raise_if
-from podling.parallel.hosts import ALONE, Hosts
+from podling.hosts.hosts import ALONE, Hosts
 from podling.run.folder import RunFolder, load_run
 from podling.train.progress import QuietReporter, Reporter
 from podling.train.together import Together, agree_on_setup, check_shared

@@ -14,8 +14,8 @@ from typing import Any
 import podling
 from podling.config import Config, flags
 from podling.errors import InputError, PodlingError, Problem, RunError
-from podling.parallel.hosts import ALONE, ARRIVAL_S, Hosts, agree, broadcast, exchange
-from podling.parallel.waits import Waits
+from podling.hosts.hosts import ALONE, ARRIVAL_S, Hosts, agree, broadcast, exchange
+from podling.hosts.waits import Waits
 
 # Processes may differ in these: where each finds the text (which the fingerprints prove the same) and keeps it
 # prepared, and what only the first one does.

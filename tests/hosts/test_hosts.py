@@ -15,9 +15,9 @@ import os, sys, time
 import jax, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from podling.errors import PodlingError
-from podling.parallel.hosts import StopVote, agree, broadcast
-from podling.parallel.join import HostArgs, quiet_gloo, together
-from podling.parallel.waits import COMPILE_S, STEP_S, Waits
+from podling.hosts.hosts import StopVote, agree, broadcast
+from podling.hosts.join import HostArgs, quiet_gloo, together
+from podling.hosts.waits import COMPILE_S, STEP_S, Waits
 
 process, count, port, steps, voter = map(int, sys.argv[1:])
 quiet_gloo()

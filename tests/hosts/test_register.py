@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from podling.errors import InputError, Problem, RunError
-from podling.parallel import join as joining
-from podling.parallel import member as member_module
-from podling.parallel.hosts import ALONE, Hosts, agree, broadcast, exchange
-from podling.parallel.join import HostArgs, join
-from podling.parallel.member import Member
-from podling.parallel.register import Register
-from podling.parallel.relay import relay
-from podling.parallel.waits import Waits
+from podling.hosts import join as joining
+from podling.hosts import member as member_module
+from podling.hosts.hosts import ALONE, Hosts, agree, broadcast, exchange
+from podling.hosts.join import HostArgs, join
+from podling.hosts.member import Member
+from podling.hosts.register import Register
+from podling.hosts.relay import relay
+from podling.hosts.waits import Waits
 
 SILENT_S = 1.5
 

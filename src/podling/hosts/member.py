@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from podling.errors import InputError, Problem, RunError
-from podling.parallel.register import SILENT_S
+from podling.hosts.register import SILENT_S
 
 BEAT_S = 1.0
 GRACE_S = 5.0

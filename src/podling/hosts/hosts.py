@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from podling.errors import Problem, raise_if
-from podling.parallel.member import Member
-from podling.parallel.register import Register
+from podling.hosts.member import Member
+from podling.hosts.register import Register
 
 ARRIVAL_S = 60.0
 """How long the others may be late at a wait."""

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from podling.errors import InputError, Interrupted, PodlingError, Problem, RunError, raise_if
-from podling.parallel.cluster import Place, find_cluster
-from podling.parallel.hosts import ALONE, ARRIVAL_S, Hosts, broadcast, exchange
-from podling.parallel.member import Member
-from podling.parallel.register import Register
-from podling.parallel.relay import relay
+from podling.hosts.cluster import Place, find_cluster
+from podling.hosts.hosts import ALONE, ARRIVAL_S, Hosts, broadcast, exchange
+from podling.hosts.member import Member
+from podling.hosts.register import Register
+from podling.hosts.relay import relay
 
 TELL_S = 3.0
 """A wait that is over sooner is not worth a line."""

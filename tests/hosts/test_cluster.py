@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from podling.errors import InputError
-from podling.parallel import cluster
-from podling.parallel.cluster import find_cluster
-from podling.parallel.hosts import ALONE
-from podling.parallel.join import HostArgs, host_problems, join
+from podling.hosts import cluster
+from podling.hosts.cluster import find_cluster
+from podling.hosts.hosts import ALONE
+from podling.hosts.join import HostArgs, host_problems, join
 
 SLURM = {
     "SLURM_JOB_ID": "70001",

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from podling.errors import PodlingError, RunError
-from podling.parallel.hosts import ARRIVAL_S, Hosts
+from podling.hosts.hosts import ARRIVAL_S, Hosts
 
 COMPILE_S = 30 * 60.0
 """How long the others may be late where each of them compiles first."""
