@@ -112,13 +112,14 @@ def test_a_device_keeps_its_share_of_the_state_to_the_byte(text: str):
         assert sum(on_it) == state_bytes(MODEL, sizes(text))
 
 
-@pytest.mark.parametrize("preset", ["gpt2", "gpt2-medium"])
-@pytest.mark.parametrize("text", EVERY_MESH)
+@pytest.mark.parametrize(
+    ("preset", "text"),
+    [("gpt2", mesh) for mesh in EVERY_MESH if "tensor=8" not in mesh]  # its 12 heads do not divide
+    + [("gpt2-medium", mesh) for mesh in EVERY_MESH],
+)
 def test_the_share_of_a_published_size_is_an_even_one(preset: str, text: str):
     config = preset_config(preset)
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=50257))
-    if config.model.heads % sizes(text)["tensor"]:
-        pytest.skip("this size's heads do not divide")
     mesh = make_mesh(text)
     with jax.set_mesh(mesh):
         state = jax.eval_shape(lambda: init_state(config))
