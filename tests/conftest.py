@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -46,6 +47,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prepared data of one test is no other test's."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs_go_with_their_module() -> Iterator[None]:
+    """What one file of tests compiled is no use to the next: kept, it would come to gigabytes."""
+    yield
+    if "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()
 
 
 @pytest.fixture(scope="module")

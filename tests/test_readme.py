@@ -44,8 +44,12 @@ def test_commands_and_flags_exist(root: Path, document: str) -> None:
     for block in blocks(root, document):
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
+            # What `launch` starts stands after a lone `--`, and is a command of its own.
+            words = ["podling" if word == "--" else word for word in words]
             starts = [index for index, word in enumerate(words) if word.rpartition("/")[2] == "podling"]
-            for command, *rest in [words[start + 1 :] for start in starts if words[start + 1 :]]:
+            ends = [*starts[1:], len(words)]
+            pieces = [words[start + 1 : end] for start, end in zip(starts, ends[: len(starts)], strict=True)]
+            for command, *rest in [piece for piece in pieces if piece]:
                 if command.startswith("-"):
                     continue
                 assert command in COMMANDS, line

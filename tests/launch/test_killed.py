@@ -91,7 +91,7 @@ def test_one_is_killed_the_others_say_so_and_the_same_command_carries_on(tmp_pat
     if victim == 1:  # once is enough
         return
     with Launched(tmp_path, "carried_on.txt", processes=1, devices=2) as run:
-        run.until(lambda: "resuming after step " in run.said and "compiling the training step: done" in run.said)
+        run.until(lambda: "resuming after step " in run.said and "  loss " in run.said)
         run.process.send_signal(signal.SIGTERM)
         assert run.process.wait(timeout=60) == 128 + signal.SIGTERM
         assert "stopped by a signal; everything up to here is saved" in run.said
