@@ -89,6 +89,7 @@ def test_pmap_refuses_another_mesh(programs: dict[str, ModuleType]) -> None:
         programs["pmap"].train(1)
 
 
+@pytest.mark.slow
 def test_the_programs_run(root: Path) -> None:
     """As a person starts them, on the eight devices that they make of a CPU."""
     folder = root / "examples" / "spmd"

@@ -176,6 +176,7 @@ def kill_at(trainer: Trainer, out: Path, kind: str, step: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_ten_kills_leave_the_run_bit_equal_to_an_unbroken_one(trainer, unbroken, tmp_path):
     out = tmp_path / "killed"
     kills = [

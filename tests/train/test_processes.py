@@ -34,6 +34,7 @@ def wait_for_step(out: Path, step: int) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_two_processes_one_and_four_are_one_run(whole, make_run, tmp_path):
     """Stopped by a signal to the second of two, then alone, ended by four: the curve is that of one process."""
     out = tmp_path / "run"
