@@ -1,6 +1,8 @@
 """metrics.jsonl is whole after any kill, holds each step once, and TensorBoard and W&B see the same numbers."""
 
 import dataclasses
+import errno
+import io
 import json
 import os
 import subprocess
@@ -233,6 +235,37 @@ for step in range(1, 9):
     assert str(run.paths.metrics) in done.stderr and "Traceback" not in done.stderr
     assert [record["step"] for record in read_records(run.paths.metrics)[0]] == list(range(1, step))
     assert RunError.exit_code == 1
+
+
+class FullDisk(io.RawIOBase):
+    def writable(self):
+        return True
+
+    def write(self, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def fill_disk(log):
+    log._file.close()
+    log._file = io.BufferedWriter(FullDisk())
+
+
+def test_closing_a_full_disk_does_not_hide_what_ended_the_run(run):
+    """What the failed write left in the buffer fails once more when the file is closed."""
+    with pytest.raises(RunError, match="no space left to write it") as caught, open_log(run) as log:
+        fill_disk(log)
+        log.write({"step": 1})
+    assert caught.value.problems[0].fix == "free some space, then repeat"
+    with pytest.raises(KeyboardInterrupt), open_log(run) as log:
+        fill_disk(log)
+        log._file.write(b"left behind")
+        raise KeyboardInterrupt
+
+
+def test_a_full_disk_met_first_by_closing_is_the_same_run_error(run):
+    with pytest.raises(RunError, match="metrics.jsonl: no space left to write it"), open_log(run) as log:
+        fill_disk(log)
+        log._file.write(b"left behind")
 
 
 def test_a_record_that_was_deleted_by_hand_is_missed(run):

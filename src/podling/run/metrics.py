@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from podling.config import Config, to_dict
-from podling.errors import InputError, Problem
+from podling.errors import InputError, PodlingError, Problem
 from podling.files import atomic_write, writing
 from podling.run.events import EventFile
 from podling.run.folder import RunPaths
@@ -70,16 +70,27 @@ class MetricsLog:
     def __enter__(self) -> "MetricsLog":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.close()
+        except PodlingError:
+            if kind is None:  # else what ended the run is told: most often the same disk, met by a write
+                raise
 
     def close(self) -> None:
-        """Flush and close everything."""
-        self._file.close()
-        if self._events is not None:
-            self._events.close()
-        if self._wandb is not None:
-            self._wandb.finish()
+        """Flush and close everything.
+
+        Raises:
+            RunError: the disk is full, and what a failed write left behind does not fit either.
+        """
+        try:
+            with writing(self.path):
+                self._file.close()
+        finally:
+            if self._events is not None:
+                self._events.close()
+            if self._wandb is not None:
+                self._wandb.finish()
 
 
 def read_records(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
