@@ -109,8 +109,10 @@ def test_every_field_is_either_refused_said_or_free(out):
         if key in FREE | SAID:
             with RunFolder.open(out, config, PRINTS) as run:
                 assert bool(run.notes) == (key in SAID), flag
+                assert load_run(out)[0] == Config(), "nothing is saved before it is accepted"
+                run.keep(config)
                 assert load_run(out)[0] == config
-            RunFolder.open(out, Config(), PRINTS).close()
+                run.keep(Config())
         else:
             with pytest.raises(InputError, match=re.escape(f"{flag.name}: ")):
                 RunFolder.open(out, config, PRINTS)

@@ -177,6 +177,9 @@ def test_the_same_call_on_a_finished_run_returns_its_summary(unbroken):
     before = {path: path.stat().st_mtime_ns for path in Path(config.run.out).rglob("*") if path.name != "lock"}
     assert train(config, again) == summary
     assert again.steps == [] and again.summaries == [summary] and "is finished" in again.text
+    # Nothing is computed on this mesh, nor is it looked at: it is no news, and not saved.
+    other, again = change(change(config, "run", mesh="fsdp=800", keep=9), "train", eval_every=1), Collector()
+    assert train(other, again) == summary and "--mesh" not in again.text
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
@@ -213,8 +216,13 @@ def test_a_stopped_and_continued_run_is_bit_equal_to_an_unbroken_one(config, unb
     # The step after the one reported was already on its way: it is finished and saved too.
     done = losses(config.run.out)[-1][0]
     assert done == 6
+    for mesh in ("data=3", "fsdp=8,tensor=2"):  # refused by the devices: the run stays what it was
+        with pytest.raises(InputError, match="mesh"):
+            train(change(config, "run", mesh=mesh, log_every=7), Collector())
+        assert load_run(Path(config.run.out))[0].run == config.run
     reporter = Collector()
-    summary = train(config, reporter)
+    summary = train(change(config, "run", log_every=7), reporter)
+    assert load_run(Path(config.run.out))[0].run == dataclasses.replace(config.run, log_every=7)
     assert f"resuming after step {done} of {STEPS}" in reporter.text
     assert "not bit-equal" not in reporter.text
     assert reporter.steps[0]["step"] == done + 1

@@ -55,6 +55,7 @@ def import_model(folder: Path, out: Path, tokenizer: str | None, say: Callable[[
     state: dict[str, Any] = {"params": params}
     fingerprints = {"tokenizer": words.fingerprint, "weights": hash_state(state)}
     with RunFolder.open(Path(out), config, fingerprints) as run:
+        run.keep(config)
         words.save(run.paths.tokenizer)
         checkpoints = Checkpoints(run.paths.checkpoints)
         try:

@@ -99,7 +99,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, out: Path, config: Config, fingerprints: dict[str, str]) -> "RunFolder":
-        """Create the run, or continue it when it is of the same configuration and data.
+        """Create the run, or continue it when it is of the same configuration and data; `keep` saves what differs.
 
         Args:
             out: the run folder.
@@ -121,7 +121,6 @@ class RunFolder:
             if is_new:
                 began = datetime.now().astimezone().isoformat(timespec="seconds")
                 atomic_write(paths.facts, _json({"version": RUN_VERSION, "began": began, "fingerprints": fingerprints}))
-            if is_new or load_run(paths.path)[0] != config:
                 atomic_write(paths.config, _json(to_dict(config)))
         except BaseException:
             os.close(lock)
@@ -151,6 +150,11 @@ class RunFolder:
             return None
         export = str(self.paths.export) if self.paths.export.exists() else None
         return {**found, "run": str(self.path), "export": export}
+
+    def keep(self, config: Config) -> None:
+        """Save what this session changed, once all of it is accepted: until then the run has its last session's."""
+        if load_run(self.path)[0] != config:
+            atomic_write(self.paths.config, _json(to_dict(config)))
 
     def mark_finished(self, summary: dict[str, Any]) -> None:
         """Write the summary: from now on the same command prints it and does nothing else."""

@@ -55,6 +55,9 @@ def run(
         Interrupted: a signal stopped the run after saving.
     """
     session = open_session(config, prepared, reporter, together)
+    with together.gate("keeping the configuration"):
+        if together.is_first:
+            folder.keep(config)
     with jax.set_mesh(session.mesh), Run(session, folder, reporter, began_s, together) as this:
         return this.to_the_end()
 

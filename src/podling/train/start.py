@@ -56,13 +56,13 @@ def train(config: Config, reporter: Reporter, hosts: Hosts = ALONE) -> dict[str,
     with _open_folder(config, fingerprints, together) as folder:
         try:
             check_shared(together, folder.path)
-            for note in folder.notes:
-                reporter.say(note)
             summary = together.broadcast("summary of the run", folder.summary)
             if summary is not None:
                 reporter.say(f"{folder.path} is finished")
                 reporter.summary(summary)
                 return summary
+            for note in folder.notes:
+                reporter.say(note)
             with together.gate("starting JAX"), reporter.status("starting JAX", 3):
                 if together.is_first:
                     prepared.tokenizer.save(folder.paths.tokenizer)
