@@ -204,6 +204,15 @@ def test_an_export_replaces_an_export_and_nothing_else(params, exported, tmp_pat
     assert [p.name for p in foreign.iterdir()] == ["thesis.txt"]
 
 
+def test_equal_models_are_equal_files(params, original, tmp_path):
+    """The library orders the two entries of the metadata by chance: of eight files one would differ."""
+    wanted = {path.name: path.read_bytes() for path in original.iterdir()}
+    assert b'{"__metadata__":{"format":"pt","producer":"podling"},' in wanted["model.safetensors"][:100]
+    for _ in range(8):
+        export_hf(params, CFG, bytes_tokenizer(), tmp_path / "hf")
+        assert {path.name: path.read_bytes() for path in (tmp_path / "hf").iterdir()} == wanted
+
+
 def test_a_failed_read_back_leaves_the_earlier_export(params, exported, monkeypatch):
     """The check is no formality: weights that change on the way to the disk are found, and nothing is replaced."""
     written = hf.to_hf

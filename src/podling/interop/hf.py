@@ -19,7 +19,7 @@ from podling.files import read_json, share_like_others, sync_folder, writing
 from podling.interop.compare import own_logits, transformers_logits
 from podling.interop.hf_config import hf_config, model_config
 from podling.interop.names import PREFIX, from_hf, to_hf
-from podling.interop.weights import SINGLE, Weights, metadata
+from podling.interop.weights import SINGLE, Weights, metadata, sort_metadata
 from podling.model.spec import Params
 
 MARK = {"format": "pt", "producer": "podling"}  # transformers asks for the first; by the second we know our own
@@ -118,6 +118,7 @@ def _write(folder: Path, tensors: dict[str, np.ndarray], cfg: ModelConfig, token
     eot = tokenizer.eot_id
     try:
         save_file({PREFIX + name: tensor for name, tensor in tensors.items()}, folder / SINGLE, metadata=MARK)
+        sort_metadata(folder / SINGLE)
         share_like_others(folder / SINGLE)
     except SafetensorError as error:
         fix = "free some space, or raise the file-size limit, then repeat"

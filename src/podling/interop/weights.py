@@ -137,5 +137,22 @@ def metadata(path: Path) -> dict[str, str]:
         return {}
 
 
+def sort_metadata(path: Path) -> None:
+    """Put the metadata of a safetensors file in order, in place; the library leaves it to chance.
+
+    Equal models are equal files then. The header is a JSON object, led by its length in 8 little-endian bytes and
+    padded with spaces (https://github.com/huggingface/safetensors, "Format").
+    """
+    with open(path, "r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        if len(text) > length:
+            raise ValueError(f"{path}: its header would not fit its place")
+        file.seek(8)
+        file.write(text.ljust(length))
+
+
 def _some(names: list[str]) -> str:
     return ", ".join(names[:SHOWN]) + (f", and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
