@@ -53,6 +53,9 @@ elif act == "hang":
         sys.exit(1)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(60)
+elif act == "late":
+    time.sleep(1 + number)  # each end is news: the launcher waits anew
+    sys.exit(1)
 elif act == "wait":
     time.sleep(60)
 """
@@ -125,6 +128,28 @@ def test_a_first_process_without_an_answer_has_one(start) -> None:
     assert "process 0 of 2" in out and "'exit_code': 3" in out
 
 
+def test_the_json_of_a_launch_tells_what_only_the_launcher_knows(start) -> None:
+    out, _ = start(3, "die", "--json").communicate(timeout=30)
+    assert "process 1 of 3 was killed by SIGKILL" in out and "'exit_code': 1" in out
+
+
+def test_the_json_of_a_stopped_launch_says_so(start, tmp_path: Path) -> None:
+    process = start(2, "wait", "--json")
+    children(tmp_path, "wait", 2)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=30)
+    assert "'stopped by SIGTERM'" in out and "'exit_code': 143" in out
+
+
+def test_a_frozen_process_is_killed_soon_after_the_others_ended(start, tmp_path: Path) -> None:
+    process = start(3, "late")
+    pids = [child[0] for child in children(tmp_path, "late", 3)]
+    os.kill(int(pids[0]), signal.SIGSTOP)
+    _, err = process.communicate(timeout=30)
+    assert err.splitlines()[-1] == "podling launch: process 0 of 3 was killed by SIGKILL"
+    assert process.returncode == 1 and "process 1, 0" not in err
+
+
 def test_the_first_failure_is_the_exit_code(start) -> None:
     process = start(4, "fail")
     process.communicate(timeout=30)
@@ -153,8 +178,8 @@ def test_what_gloo_says_because_of_another_death_is_left_out(start) -> None:
 def test_survivors_that_hang_are_stopped(start) -> None:
     process = start(2, "hang")
     _, err = process.communicate(timeout=30)
-    stopped = ["1 s: SIGTERM", "2 s: SIGKILL"]
-    assert err.splitlines()[:2] == [f"podling launch: process 0 did not stop within {how}" for how in stopped]
+    stopped = ["1 s of the others: SIGTERM", "2 s of the others: SIGKILL"]
+    assert err.splitlines()[:2] == [f"podling launch: process 0 did not end within {how}" for how in stopped]
     assert process.returncode == 1
 
 

@@ -24,8 +24,9 @@ from podling.hosts.relay import relay
 
 TELL_S = 3.0
 """A wait that is over sooner is not worth a line."""
-HEARTBEAT_S = 50
-"""Of JAX's own watch, which aborts in C++. It is the second line: the register notices sooner and speaks."""
+HEARTBEAT_S = 120
+"""Of JAX's own watch, which aborts in C++. It is the second line: the register notices sooner and speaks. JAX sends one
+beat every half of this and gives it the other half to be answered, so it may abort after half of it already."""
 
 Say = Callable[[str], None]
 

@@ -139,12 +139,15 @@ class Member:
         beside = Wait(key, 0, time.monotonic(), None, True)
         self._send({"give": key, "value": value})
         with self._news:
-            while key not in self._values:
+            problem = None
+            while key not in self._values and problem is None:
                 problem = self.verdict(beside)
-                if problem is not None:
-                    raise RunError(problem)
                 self._news.wait(BEAT_S / 4)
-            return self._values.pop(key)
+            if key in self._values:
+                return self._values.pop(key)
+        time.sleep(GRACE_S)  # this process ends meanwhile, in the words of the main thread or of the one that watches
+        assert problem is not None
+        raise RunError(problem)
 
     def missing(self) -> list[int]:
         """Processes that have not arrived at all."""

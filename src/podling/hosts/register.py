@@ -18,8 +18,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-SILENT_S = 30.0
-"""After this long without a sign of life a process counts as lost. Short of the minute in which all must know."""
+SILENT_S = 25.0
+"""After this long without a sign of life a process counts as lost: many missed beats, so that a busy machine is no loss,
+and short of the minute in which all have ended."""
 SEND_S = 5
 
 

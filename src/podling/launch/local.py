@@ -17,9 +17,10 @@ from typing import IO, Any
 from podling.launch.child import LAUNCHER
 
 PROGRAM = (sys.executable, "-m", "podling")
-STOP_S = 60.0
-"""Processes that have lost one of them stop by themselves; after this long they are stopped."""
-END_S = 10.0
+STOP_S = 10.0
+"""When one has failed, the others hear of it and end by themselves. When for so long none has, those left are stopped.
+"""
+END_S = 5.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -36,40 +37,43 @@ class Processes:
     code: int = 0
     signalled: int | None = None
     pressed: int = 0  # how often those that did not stop were told to
+    cause: str = ""  # of the first death that was not the launcher's doing
     ended: set[int] = field(default_factory=set)
     aborts: dict[int, list[str]] = field(default_factory=dict)  # what C++ said before it aborted a process
 
     def wait(self) -> None:
         """Until all have ended, by themselves or because one of them did."""
-        failed_s = None
+        news_s = time.monotonic()
         while len(self.ended) < len(self.children):
             new = [n for n, child in enumerate(self.children) if n not in self.ended and child.poll() is not None]
             for number in sorted(new, key=lambda number: self.children[number].returncode == -signal.SIGABRT):
                 self.ended.add(number)
                 self._judge(number, self.children[number].returncode)
-            if self.code and failed_s is None:
-                failed_s = time.monotonic()
-            if failed_s is not None and self.signalled is None:
-                self._press(time.monotonic() - failed_s)
+                news_s = time.monotonic()
+            if self.code and self.signalled is None:
+                self._press(time.monotonic() - news_s)
             time.sleep(0.05)
 
     def _judge(self, number: int, code: int) -> None:
         if code < 0 and -code != self.signalled:
             name = signal.Signals(-code).name
-            say(f"process {number} of {len(self.children)} was killed by {name}")
+            died = f"process {number} of {len(self.children)} was killed by {name}"
+            say(died)
+            if not self.pressed:
+                self.cause = self.cause or died
             # Gloo aborts a process that goes on with a peer gone, and asks for a mistake in the program.
             if not self.code:
                 _print_marked(number, self.aborts.get(number, []))
         self.code = self.code or (code if code >= 0 else 128 - code if -code == self.signalled else 1)
 
     def _press(self, since_s: float) -> None:
-        """Stop what does not stop by itself: `since_s` after the first process failed."""
+        """Stop what does not stop by itself: one has failed, and since the last one ended `since_s` have passed."""
         limits = ((STOP_S, signal.SIGTERM), (STOP_S + END_S, signal.SIGKILL))
         left = [str(number) for number, child in enumerate(self.children) if child.poll() is None]
         if left and self.pressed < len(limits) and since_s > limits[self.pressed][0]:
             number = limits[self.pressed][1]
             self.pressed += 1
-            say(f"process {', '.join(left)} did not stop within {since_s:.0f} s: {number.name}")
+            say(f"process {', '.join(left)} did not end within {since_s:.0f} s of the others: {number.name}")
             self.send(number)
 
     def send(self, number: int) -> None:
@@ -137,11 +141,24 @@ def run_local(command: list[str], processes: int, devices: int) -> tuple[int, di
 
 
 def _answer(text: str, all_: Processes) -> dict[str, Any]:
+    """What process 0 printed, and before it what only the launcher knows: that a process was killed, and how."""
+    answer: dict[str, Any] = {}
     with contextlib.suppress(ValueError):
-        return json.loads(text)
-    what = "ended without an answer; what it said is on stderr"
-    problem = {"where": f"process 0 of {len(all_.children)}", "what": what, "fix": "run the same command to carry on"}
-    return {"error": {"problems": [problem]}, "exit_code": all_.code}
+        answer = json.loads(text)
+    if answer and "error" not in answer:
+        return answer
+    problems = answer.get("error", {}).get("problems", [])
+    if all_.cause:
+        fix = "run the same command to carry on"
+        problems = [{"where": "podling launch", "what": all_.cause, "fix": fix}, *problems]
+    elif all_.signalled and not problems:
+        by = "Ctrl-C" if all_.signalled == signal.SIGINT else signal.Signals(all_.signalled).name
+        problems = [{"where": "interrupted", "what": f"stopped by {by}", "fix": ""}]
+    elif not problems:
+        what = "ended without an answer; what it said is on stderr"
+        fix = "run the same command to carry on"
+        problems = [{"where": f"process 0 of {len(all_.children)}", "what": what, "fix": fix}]
+    return {"error": {"problems": problems}, "exit_code": all_.code}
 
 
 def _mark(lines: IO[bytes], number: int, all_: Processes) -> None:
