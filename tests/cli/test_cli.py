@@ -6,12 +6,13 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from podling import __version__
-from podling.cli.main import COMMANDS
+from podling.cli.main import COMMANDS, GIVE_UP_S
 
 HEAVY = ("jax", "numpy", "orbax", "tensorstore", "tokenizers", "rich.live")
 
@@ -226,3 +227,31 @@ def test_ctrl_c_ends_the_program_even_when_a_library_swallows_it() -> None:
     done = subprocess.run([sys.executable, "-c", SWALLOWED], capture_output=True, text=True, timeout=20)
     assert done.returncode == 130
     assert json.loads(done.stdout)["exit_code"] == 130
+
+
+SWALLOWED_IN_A_CALLBACK = """
+import gc, os, signal, sys, time
+from podling.cli import main as cli
+def collected(phase, info):  # as JAX does, to collect its own
+    if phase == "start":
+        os.kill(os.getpid(), signal.{name})
+        time.sleep(30)
+def command(argv):
+    gc.callbacks.append(collected)
+    gc.collect()
+    time.sleep(30)
+cli._command = lambda name: type("C", (), {{"main": staticmethod(command)}})
+sys.argv = ["podling", "train", "--json"]
+cli.entry()
+"""
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
+def test_a_signal_that_comes_in_a_callback_ends_the_program_at_once(name: str, code: int) -> None:
+    began_s = time.monotonic()
+    program = SWALLOWED_IN_A_CALLBACK.format(name=name)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=20)
+    assert done.returncode == code and json.loads(done.stdout)["exit_code"] == code
+    assert "Exception ignored" not in done.stderr and "Traceback" not in done.stderr
+    assert "podling train: stopped" in done.stderr
+    assert time.monotonic() - began_s < GIVE_UP_S

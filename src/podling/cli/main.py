@@ -203,21 +203,32 @@ def _finite(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _stoppable(command: str, answer: Any) -> Iterator[None]:
-    """Ctrl-C and SIGTERM unwind the program; when a library swallows that, the program ends all the same."""
+    """Ctrl-C and SIGTERM unwind the program; when a library swallows that, the program ends all the same.
+
+    At once where Python tells of it: what a callback raises (of the garbage collector, of JAX) goes to
+    `sys.unraisablehook` and no further. After `GIVE_UP_S` where nobody does.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(signum: int, frame: Any) -> None:
         if not timers:
-            timers.append(
-                threading.Timer(GIVE_UP_S, _end_at_once, (command, answer, _stopped_by(signum), 128 + signum))
-            )
+            timers.append(threading.Timer(GIVE_UP_S, end, (signum,)))
             timers[0].daemon = True
             timers[0].start()
         raise KeyboardInterrupt if signum == signal.SIGINT else Terminated
 
+    def end(signum: int) -> None:
+        _end_at_once(command, answer, _stopped_by(signum), 128 + signum)
+
+    def swallowed(unraisable: Any) -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt | Terminated):
+            end(signal.SIGINT if issubclass(unraisable.exc_type, KeyboardInterrupt) else signal.SIGTERM)
+        hook_before(unraisable)
+
     timers: list[threading.Timer] = []
+    hook_before, sys.unraisablehook = sys.unraisablehook, swallowed
     ignored = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is signal.SIG_IGN]
     before = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM) if n not in ignored}
     try:
@@ -225,6 +236,7 @@ def _stoppable(command: str, answer: Any) -> Iterator[None]:
     finally:
         for timer in timers:
             timer.cancel()
+        sys.unraisablehook = hook_before
         for number, handler in before.items():
             signal.signal(number, handler)
 
