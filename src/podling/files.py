@@ -123,6 +123,11 @@ def parse_bytes(text: str, where: str) -> int:
     raise InputError(Problem(where, f"{text!r} is not a size above zero", "write it like 500MB, 10GB or 2GiB"))
 
 
+def counted(number: int, noun: str) -> str:
+    """'1 document', '2,400 documents'."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def show_bytes(count: float) -> str:
     """'12.6 MB' for 12_600_000."""
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):

@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from podling.cli.documents import document_table
 from podling.cli.main import main
+from podling.data.tokenizer import Tokenizer
 
 TEXTS = [f"the {what} sees the {other}. " * 3 for what in ("cat", "dog", "bird") for other in ("ball", "mouse", "car")]
 ODD = "X9#Q~Z^7|K&"
@@ -31,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, texts in (("rows", TEXTS * 9), ("odd", [*TEXTS, ODD])):
         rows = [{"text": f"{text}{'' if text == ODD else number}"} for number, text in enumerate(texts)]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    small = "--model gpt2-nano --model.layers 1 --model.embed 32 --model.heads 2 --context 32 --tokenizer bytes"
+    small = "--model gpt2-nano --model.layers 1 --model.embed 32 --model.heads 2 --context 32 --vocab-size 272"
     rest = "--data rows.jsonl --data.holdout 0.2 --batch-tokens 512 --steps 30 --train.samples 0 --eval-every 0"
     command = [sys.executable, "-m", "podling", "train", *small.split(), *rest.split(), "--out", "run"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
@@ -51,17 +53,99 @@ def test_the_odd_one_comes_first(folder: Path, capfd: pytest.CaptureFixture[str]
     assert len(documents) == len(TEXTS) + 1
     assert documents[0]["text"] == ODD and documents[0]["number"] == len(TEXTS)
     assert documents[0]["path"] == "odd.jsonl" and documents[0]["tokens"] == len(ODD) + 1
-    surprise = [document["bits_per_byte"] for document in documents]
+    surprise = [document["bits_per_byte"] * document["bytes"] / (document["bytes"] + 1) for document in documents]
     assert surprise == sorted(surprise, reverse=True)
     assert all(document["grad_norm"] > 0 for document in documents)
     assert [json.loads(line) for line in (folder / "all.jsonl").read_text().splitlines()] == documents
     # The same tokens as the figures without --per-example, but each document begins anew.
     figures = call(capfd, "run", "--data", "odd.jsonl")[1]
-    assert answer["tokens"] == sum(document["tokens"] for document in documents) == figures["val_tokens"] + 2
+    assert answer["tokens"] == sum(document["tokens"] for document in documents) == figures["val_tokens"] + 1
     total = sum(document["nats_per_token"] * document["tokens"] for document in documents)
     assert answer["nats_per_token"] == pytest.approx(total / answer["tokens"])
     assert answer["nats_per_token"] == pytest.approx(figures["val_loss"], rel=0.1)
     assert answer["bits_per_byte"] == pytest.approx(figures["val_bits_per_byte"], rel=0.1)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8])
+def test_a_document_is_scored_the_same_in_every_company(
+    rows: int, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """None is divided, however few or large they are: what each comes to is its own."""
+    tokenizer = Tokenizer.load(folder / "run" / "tokenizer.json")
+    texts = [f"the dog number {number} sees the cat and the ball. " * (1 + number % 3) for number in range(200)]
+    for name, chosen in (("many", texts), ("few", texts[:rows])):
+        lines = [json.dumps({"text": text}) + "\n" for text in chosen]
+        (folder / f"{name}.jsonl").write_text("".join(lines))
+    few, many = (
+        {
+            document["number"]: document
+            for document in call(capfd, "run", "--per-example", "--data", name)[1]["documents"]
+        }
+        for name in ("few.jsonl", "many.jsonl")
+    )
+    assert few.keys() == set(range(rows)) and many.keys() == set(range(200))
+    for number, document in few.items():
+        assert document["tokens"] == len(tokenizer.encode(texts[number])) + 1
+        assert document["bytes"] == len(texts[number])
+        assert document | {"path": "", "document": ""} == many[number] | {"path": "", "document": ""}
+    code, figures, err = call(capfd, "run", "--data", "few.jsonl")
+    assert code == 0 and "scoring all of it" in err
+    # One stream, of which only the first token is not scored.
+    assert figures["val_tokens"] == sum(document["tokens"] for document in few.values()) - 1
+
+
+def test_data_that_was_prepared_before_keeps_its_split(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "book.txt").write_text("".join(f"line {number} of the cat\n" for number in range(60)))
+    tokenizer = ["--tokenizer", "run/tokenizer.json", "--data.holdout", "0.3"]
+    assert main(["prepare", "--data", "book.txt", *tokenizer, "--out", "book"]) == 0
+    assert "the end of the only document" in "".join(capfd.readouterr())
+    whole, divided = (call(capfd, "run", "--data", name)[1]["val_tokens"] for name in ("book.txt", "book"))
+    assert divided == whole  # one more end-of-text, and one more first token that is not scored
+    (alone,), (joined,) = (
+        call(capfd, "run", "--data", name, "--per-example")[1]["documents"] for name in ("book.txt", "book")
+    )
+    assert alone["tokens"] == joined["tokens"] == whole + 1 and alone["bytes"] == joined["bytes"]
+
+
+@pytest.mark.parametrize("text", ["c", "é", "\n"])
+def test_a_text_of_one_character(text: str, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "short.txt").write_text(text)
+    code, figures, err = call(capfd, "run", "--data", "short.txt")
+    assert (code, figures.get("val_tokens")) == (0, len(text.encode())), err
+    code, answer, err = call(capfd, "run", "--data", "short.txt", "--per-example")
+    assert (code, answer.get("tokens")) == (0, len(text.encode()) + 1), err
+    assert main(["evaluate", "run", "--data", "short.txt", "--per-example"]) == 0
+    shown = "".join(capfd.readouterr())
+    assert "\n1 document, " in shown and "1 documents" not in shown
+    assert main(["evaluate", "run", "--data", "short.txt"]) == 0
+    shown = capfd.readouterr().out
+    assert "nan" not in shown and ("no bits per byte" in shown) == (len(text.encode()) == 1)
+
+
+def test_a_text_that_comes_to_no_token(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tokenizer may drop what it does not know; then there is only the end of the text."""
+    monkeypatch.setattr(Tokenizer, "encode_batch", lambda self, texts: [np.zeros(0, np.int64) for _ in texts])
+    (folder / "dropped.txt").write_text("dropped")
+    code, answer, _ = call(capfd, "run", "--data", "dropped.txt")
+    (problem,) = answer["error"]["problems"]
+    assert (code, problem["where"]) == (2, "dropped.txt")
+    assert problem["what"].startswith("comes to a single token") and "holdout" not in problem["fix"]
+
+
+def test_one_character_does_not_come_first(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Its end-of-text costs much for one byte: by bare bits per byte it would come before all that is odd."""
+    records = [{"text": text} for text in ("t", "the cat sees the ball. " * 9, ODD * 9)]
+    (folder / "short.jsonl").write_text("".join(json.dumps(row) + "\n" for row in records))
+    documents = call(capfd, "run", "--per-example", "--data", "short.jsonl", "--out", "short.csv")[1]["documents"]
+    assert [document["number"] for document in documents] == [2, 0, 1]
+    assert documents[1]["bits_per_byte"] > documents[0]["bits_per_byte"]
+    assert [document["text"][-1] for document in documents] == ["…", "t", "…"]
+    with open(folder / "short.csv", newline="") as file:
+        assert [row["text"][-1] for row in csv.DictReader(file)] == ["…", "t", "…"]
+    main(["evaluate", "--help"])
+    assert "Very short texts come early by nature" in " ".join(capfd.readouterr().out.replace("│", "").split())
 
 
 def test_its_own_held_out_documents_as_a_table(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -213,9 +213,9 @@ def test_what_was_left_out_is_said(tmp_path, text_of):
     config = DataConfig(paths=(str(tmp_path),), tokenizer="char", errors="replace", limit="1GB")
     summary = Prepared.open(prepare(config)).summary()
     assert "skipped: 1 .png" in summary
-    assert "left out: 1 empty documents" in summary
+    assert "left out: 1 empty document\n" in summary
     assert f"replaced with U+FFFD: 1 in {tmp_path}/b.txt" in summary
-    assert "holds <|endoftext|> 1 times, kept as plain text; --split-on-eot" in summary
+    assert "holds <|endoftext|> 1 time, kept as plain text; --split-on-eot" in summary
     assert "limit" not in summary
     summary = Prepared.open(prepare(DataConfig(paths=(str(tmp_path),), tokenizer="bytes", limit="5kB"))).summary()
     assert "reading stopped at --limit 5kB" in summary and "5.0 kB of text" in summary

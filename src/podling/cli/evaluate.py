@@ -14,7 +14,7 @@ from podling.cli.platform import choose_platform
 from podling.config import Config, DataConfig
 from podling.data.prepare import is_prepared, prepare
 from podling.errors import InputError, Problem, raise_if
-from podling.files import read_json
+from podling.files import counted, read_json
 from podling.run.folder import RunPaths
 from podling.validate import validate
 
@@ -36,7 +36,9 @@ class Args:
     limit: Annotated[str, arg(help_behavior_hint="")] = ""
     """Stop reading after this much text, e.g. 10GB. Nothing: read everything."""
     per_example: Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")] = False
-    """Score every document by itself, with the norm of its gradient; most surprising (bits per byte) first."""
+    """Score every document by itself, with the norm of its gradient; most surprising (bits per byte) first.
+    The order counts the end-of-text as one byte, the figures do not. Very short texts come early by nature: the cost of
+    their end-of-text falls on few bytes."""
     top: int = 20
     """With --per-example: how many documents to print. --json and --out have all of them."""
     out: Annotated[str, arg(metavar="FILE", help_behavior_hint="")] = ""
@@ -71,7 +73,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     reporter = make_reporter(0, json=args.json)
     try:
         with reporter.preparing() as progress:
-            prepared = prepare(data, None, progress)
+            prepared = prepare(data, None, progress, whole=bool(args.data))
         choose_platform(args.device)
         scored = _Scored.open(args, config, prepared, reporter)
         answer = _documents(args, scored, reporter) if args.per_example else _figures(args, scored, reporter)
@@ -79,11 +81,12 @@ def main(argv: list[str]) -> dict[str, Any]:
         reporter.close()
     if args.per_example:
         print(document_table(answer["documents"], args.top))
-        whole = f"{len(answer['documents']):,} documents, {answer['tokens']:,} tokens"
+        whole = f"{counted(len(answer['documents']), 'document')}, {answer['tokens']:,} tokens"
         print(f"{whole}: {answer['nats_per_token']:.4f} nats per token, {answer['bits_per_byte']:.4f} bits per byte")
     else:
         print(f"{answer['val_loss']:.4f} nats per token, perplexity {answer['val_perplexity']:.2f}")
-        print(f"{answer['val_bits_per_byte']:.4f} bits per byte" if answer["val_bits_per_byte"] else "")
+        bits = answer["val_bits_per_byte"]
+        print("no bits per byte: only the end of text was scored" if math.isnan(bits) else f"{bits:.4f} bits per byte")
     return answer
 
 
@@ -105,7 +108,6 @@ def _checked(parsed: Parsed[Args]) -> tuple[Config, DataConfig]:
         errors=args.errors,
         split_on_eot=args.split_on_eot,
         limit=args.limit,
-        holdout=0.5,  # both parts are scored; this only keeps a short text from being too short to divide
         cache=config.data.cache,
     )
     if len(args.data) == 1 and is_prepared(args.data[0]):
@@ -149,7 +151,7 @@ class _Scored:
         Raises:
             InputError: the text is not what the run was trained on, or of another tokenizer; no such device.
         """
-        from podling.data.shards import Prepared
+        from podling.data.shards import SPLITS, Prepared
         from podling.generate.model import load_model
         from podling.parallel.device import compute_dtype, select_devices
 
@@ -163,13 +165,15 @@ class _Scored:
         if prepared.tokenizer.fingerprint != model.tokenizer.fingerprint:
             what = "its tokens are of another tokenizer than the run's"
             raise InputError(Problem(str(folder), what, "give the text itself with --data PATH"))
-        if args.data:
-            reporter.say(
-                "\n".join([prepared.summary().split("\n")[0], *prepared.manifest["notes"], "scoring all of it"])
-            )
-        else:
+        if not args.data:
             reporter.say(prepared.summary())
-        return cls(config, prepared, model, devices, dtype, ("train", "heldout") if args.data else ("heldout",))
+            return cls(config, prepared, model, devices, dtype, ("heldout",))
+        reporter.say("\n".join([prepared.summary().split("\n")[0], *prepared.manifest["notes"], "scoring all of it"]))
+        splits = tuple(name for name in SPLITS if len(prepared.tokens(name)))
+        if not args.per_example and any(len(prepared.tokens(name)) == 1 for name in SPLITS):
+            what = "comes to a single token, and the first one follows nothing that could predict it"
+            raise InputError(Problem(" ".join(args.data), what, "give more text, or add --per-example"))
+        return cls(config, prepared, model, devices, dtype, splits)
 
 
 def _figures(args: Args, scored: _Scored, reporter: Any) -> dict[str, Any]:
@@ -219,7 +223,7 @@ def _documents(args: Args, scored: _Scored, reporter: Any) -> dict[str, Any]:
     records = sorted((score.record() for score in scores), key=_surprise, reverse=True)
     if args.out:
         write_documents(args.out, records)
-        reporter.say(f"{args.out}: {len(records):,} documents")
+        reporter.say(f"{args.out}: {counted(len(records), 'document')}")
     tokens, bytes_ = sum(score.tokens for score in scores), sum(score.bytes for score in scores)
     nll_sum = sum(score.nll_sum for score in scores)
     return {
@@ -236,8 +240,9 @@ def _documents(args: Args, scored: _Scored, reporter: Any) -> dict[str, Any]:
 def _surprise(record: dict[str, Any]) -> float:
     """Bits per byte: odd text falls into many small tokens, each of them cheap, and is only dear for its length.
 
+    The end-of-text is scored too and counts as a byte here, or one character and it would come before everything.
     A loss that is not a number is the greatest surprise of all; a document without text is none.
     """
     if not math.isfinite(record["nats_per_token"]):
         return math.inf
-    return record["bits_per_byte"] if record["bytes"] else -math.inf
+    return record["nats_per_token"] * record["tokens"] / (record["bytes"] + 1) if record["bytes"] else -math.inf

@@ -17,8 +17,10 @@ KEY_VERSION = 1
 """Part of every key: raise it when the same text would give other tokens or another split."""
 
 
-def data_key(config: DataConfig, sources: Sources, progress: Progress | None) -> str:
+def data_key(config: DataConfig, sources: Sources, progress: Progress | None, whole: bool = False) -> str:
     """Hash of all that decides the result: the content of every file and every setting.
+
+    `whole` is for data that holds nothing out, which is no value of `config.holdout`.
 
     Raises:
         InputError: a file cannot be read, or a hub dataset cannot be found.
@@ -32,7 +34,7 @@ def data_key(config: DataConfig, sources: Sources, progress: Progress | None) ->
         "errors": config.errors,
         "split_on_eot": config.split_on_eot,
         "limit_bytes": parse_bytes(config.limit, "--limit") if config.limit else None,
-        "holdout": config.holdout,
+        "holdout": None if whole else config.holdout,
         "sources": [[s.name, s.kind, s.size_bytes, digest] for s, digest in zip(sources, digests, strict=True)],
         "revisions": [_hub_revision(source) for source in sources if source.kind == "hub"],
         "vocabulary": [_file_digest(path) for path in _vocabulary_files(config.tokenizer)],

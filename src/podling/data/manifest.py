@@ -7,6 +7,7 @@ from podling.config import DataConfig
 from podling.data.scan import Scan, Split
 from podling.data.sources import Sources
 from podling.data.tokenizer import Tokenizer
+from podling.files import counted
 
 SETTINGS = ("tokenizer", "vocab_size", "text_field", "errors", "split_on_eot", "limit", "holdout")
 """The fields of DataConfig that decide what prepared data holds, besides its paths."""
@@ -62,13 +63,13 @@ def _notes(
         listed = ", ".join(f"{count:,} {reason}" for reason, count in sources.skipped.most_common())
         notes.append(f"skipped: {listed}")
     if counts.empty_documents:
-        notes.append(f"left out: {counts.empty_documents:,} empty documents")
+        notes.append(f"left out: {counted(counts.empty_documents, 'empty document')}")
     if counts.replaced:
         where = ", ".join(f"{count:,} in {name}" for name, count in counts.replaced.most_common(5))
         notes.append(f"replaced with U+FFFD: {where}")
     if counts.eot_lines:
         notes.append(
-            f"the text holds <|endoftext|> {counts.eot_lines:,} times, kept as plain text; "
+            f"the text holds <|endoftext|> {counted(counts.eot_lines, 'time')}, kept as plain text; "
             "--split-on-eot takes lines of it as document boundaries"
         )
     if counts.limited:

@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -15,7 +16,7 @@ from podling.data.encode import encode_segments
 from podling.data.events import Meter, PrepareEvent, Progress
 from podling.data.key import data_key
 from podling.data.manifest import SETTINGS, make_manifest
-from podling.data.scan import Scan, Split, choose_split, scan
+from podling.data.scan import Scan, Split, choose_split, hold_nothing_out, scan
 from podling.data.sources import Sources, find_sources, is_prepared
 from podling.data.spool import spool_hub
 from podling.data.tokenizer import Tokenizer
@@ -26,7 +27,9 @@ from podling.files import atomic_write, file_above, read_json, sync_folder, writ
 __all__ = ["PrepareEvent", "cache_folder", "check_data", "is_prepared", "prepare"]
 
 
-def prepare(config: DataConfig, out: Path | None = None, progress: Progress | None = None) -> Path:
+def prepare(
+    config: DataConfig, out: Path | None = None, progress: Progress | None = None, *, whole: bool = False
+) -> Path:
     """Turn text into a folder of token shards that `Prepared.open` reads.
 
     The work is done in a hidden folder beside the result, which is renamed when all of it is there. A prepare that was
@@ -37,6 +40,8 @@ def prepare(config: DataConfig, out: Path | None = None, progress: Progress | No
         config: what to read and how; a single prepared folder in `paths` is returned as it is.
         out: the folder to write; None is a folder named by content under `config.cache`.
         progress: told how far it is.
+        whole: for text that is only scored: every document goes undivided to the train split, the held-out split is
+            empty, and `config.holdout` says nothing. A prepared folder keeps the split that it has.
 
     Returns:
         The folder.
@@ -46,9 +51,9 @@ def prepare(config: DataConfig, out: Path | None = None, progress: Progress | No
         RunError: the disk is full.
     """
     if len(config.paths) == 1 and is_prepared(config.paths[0]):
-        return _given_prepared(config, out)
+        return _given_prepared(config, out, whole)
     sources = check_data(config)
-    key = data_key(config, sources, progress)
+    key = data_key(config, sources, progress, whole)
     final = Path(out) if out is not None else cache_folder(config) / key[:24]
     if out is not None and (blocker := file_above(final)) is not None:
         raise InputError(Problem(str(out), f"cannot be made: {blocker} is a file", "choose a path below a folder"))
@@ -58,7 +63,7 @@ def prepare(config: DataConfig, out: Path | None = None, progress: Progress | No
     with _locked(partial, progress):
         if not _reusable(final, key):  # another process may just have finished it
             try:
-                _prepare_in(partial, config, sources, key, progress)
+                _prepare_in(partial, config, sources, key, progress, whole)
             except InputError:
                 # Nothing half-made is left behind, unless it is worth going on from.
                 if not any(partial.glob("segment-*")) and not any(partial.glob("hub-*")):
@@ -109,14 +114,18 @@ def _reusable(final: Path, key: str) -> bool:
     return True
 
 
-def _given_prepared(config: DataConfig, out: Path | None) -> Path:
+def _given_prepared(config: DataConfig, out: Path | None, whole: bool) -> Path:
     """A prepared folder as it is, unless a setting that differs from the default asks for other data."""
     from podling.data.shards import Prepared
 
     folder = Path(config.paths[0])
     if out is not None:
         raise InputError(Problem(str(folder), "is prepared already", "use it as it is: podling train --data"))
-    made = Prepared.open(folder).manifest["config"]
+    manifest = Prepared.open(folder).manifest
+    if manifest["split_rule"] == "none" and not whole:
+        what = "holds nothing out: it was prepared to be scored, not to be trained on"
+        raise InputError(Problem(str(folder), what, "give the text itself"))
+    made = manifest["config"]
     problems = []
     default = DataConfig()
     for name in SETTINGS:
@@ -160,7 +169,9 @@ def _is_same_file(file: IO[str], path: Path) -> bool:
         return False
 
 
-def _prepare_in(partial: Path, config: DataConfig, sources: Sources, key: str, progress: Progress | None) -> None:
+def _prepare_in(
+    partial: Path, config: DataConfig, sources: Sources, key: str, progress: Progress | None, whole: bool
+) -> None:
     """Do the work in `partial`, starting from what an earlier attempt with the same key has finished."""
     from podling.data.shards import write_manifest
 
@@ -176,7 +187,9 @@ def _prepare_in(partial: Path, config: DataConfig, sources: Sources, key: str, p
     local, replaced = spool_hub(partial, config, sources, progress)
     found = scan(local, config, progress)
     found.counts.replaced += replaced
-    split = choose_split(found, config.holdout)
+    if whole:
+        config = replace(config, holdout=0.0)  # what the manifest is to say
+    split = hold_nothing_out(found) if whole else choose_split(found, config.holdout)
     tokenizer = _tokenizer(partial, config, local, found, split, progress)
     meter = Meter("tokenizing", found.total_bytes, progress)
     totals = encode_segments(partial, local, config, split, tokenizer, meter)

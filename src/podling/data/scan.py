@@ -11,6 +11,7 @@ from podling.data.corpus import Sources, iter_chunks
 from podling.data.events import Meter, Progress
 from podling.data.readers import ReadCounts
 from podling.errors import InputError, Problem, raise_if
+from podling.files import counted
 
 MOST_PROBLEMS = 20
 
@@ -36,10 +37,11 @@ class Split:
     """How much of each document is for training; what follows is held out.
 
     `rule` is "hash" (whole documents, by the hash of their text, so that equal documents stay together), "tail" (the
-    end of the only document) or "tails" (the end of every document: too few for whole ones to come near the share).
+    end of the only document), "tails" (the end of every document: too few for whole ones to come near the share) or
+    "none" (nothing is held out and no document is divided, for text that is only scored).
     """
 
-    rule: Literal["hash", "tail", "tails"]
+    rule: Literal["hash", "tail", "tails", "none"]
     holdout: float
     sizes_bytes: array
     hashes: array
@@ -47,6 +49,8 @@ class Split:
     def train_bytes(self, document: int) -> int:
         """Bytes at the start of the nth document that are for training, before rounding up to a line."""
         size = self.sizes_bytes[document]
+        if self.rule == "none":
+            return size
         if self.rule == "hash":
             return 0 if _held_out(self.hashes[document], self.holdout) else size
         return round(size * (1 - self.holdout))
@@ -54,7 +58,9 @@ class Split:
     def describe(self, documents: int) -> str:
         """The rule in words, for summaries."""
         if self.rule == "hash":
-            return f"{documents:,} whole documents, chosen by the hash of their text"
+            return f"{counted(documents, 'whole document')}, chosen by the hash of their text"
+        if self.rule == "none":
+            return "nothing"
         if self.rule == "tail":
             return "the end of the only document"
         return "the end of each document, too few to hold out whole ones"
@@ -110,6 +116,11 @@ def choose_split(found: Scan, holdout: float) -> Split:
         if not holdout / 2 <= share <= min(2 * holdout, (1 + holdout) / 2):
             rule = "tails"
     return Split(rule, holdout, found.sizes_bytes, found.hashes)
+
+
+def hold_nothing_out(found: Scan) -> Split:
+    """Every document whole, in reading order: text to score, with nothing to choose or divide."""
+    return Split("none", 0.0, found.sizes_bytes, found.hashes)
 
 
 def _held_out(key: int, holdout: float) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 
 from podling.data.tokenizer import Tokenizer
 from podling.errors import InputError, Problem, raise_if
-from podling.files import atomic_write, read_json, show_bytes, writing
+from podling.files import atomic_write, counted, read_json, show_bytes, writing
 
 FORMAT = "podling-tokens-1"
 SPLITS: "tuple[SplitName, ...]" = ("train", "heldout")
@@ -213,7 +213,7 @@ class Prepared:
         documents, tokens = self.manifest["documents"], train["tokens"] + heldout["tokens"]
         text_bytes = train["text_bytes"] + heldout["text_bytes"]
         lines = [
-            f"{documents:,} document{'s' * (documents != 1)}, {show_bytes(text_bytes)} of text, {tokens:,} tokens of "
+            f"{counted(documents, 'document')}, {show_bytes(text_bytes)} of text, {tokens:,} tokens of "
             f"{self.tokenizer.name} ({text_bytes / tokens:.2f} bytes per token)",
             f"held out: {self.manifest['split']}; {show_bytes(heldout['text_bytes'])} "
             f"({heldout['text_bytes'] / text_bytes:.1%}), {heldout['tokens']:,} tokens",

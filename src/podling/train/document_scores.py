@@ -197,8 +197,10 @@ def _windows(
 
 
 def _first_words(prepared: Prepared, tokens: np.ndarray) -> str:
-    """On one line; a character that was cut in the middle is left out."""
-    return " ".join(prepared.tokenizer.decode(tokens[:WORDS_TOKENS].tolist()).rstrip("\ufffd").split())
+    """On one line; ends with "…" where the text goes on. A character that was cut in the middle is left out."""
+    text = prepared.tokenizer.decode(tokens[:WORDS_TOKENS].tolist())
+    goes_on = len(tokens) > WORDS_TOKENS + 1  # the last one is the end-of-text
+    return " ".join(text.rstrip("\ufffd").split()) + "…" if goes_on else " ".join(text.split())
 
 
 def _padding(context: int) -> Window:
