@@ -37,8 +37,8 @@ class Args:
     """Stop reading after this much text, e.g. 10GB. Nothing: read everything."""
     per_example: Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")] = False
     """Score every document by itself, with the norm of its gradient; most surprising (bits per byte) first.
-    The order counts the end-of-text as one byte, the figures do not. Very short texts come early by nature: the cost of
-    their end-of-text falls on few bytes."""
+    The order counts the end-of-text as one byte, the figures do not.
+    Very short texts come early by nature: few bytes bear the cost of their end-of-text."""
     top: int = 20
     """With --per-example: how many documents to print. --json and --out have all of them."""
     out: Annotated[str, arg(metavar="FILE", help_behavior_hint="")] = ""
