@@ -12,6 +12,7 @@ import pytest
 from podling.errors import InputError, Problem, RunError
 from podling.hosts import join as joining
 from podling.hosts import member as member_module
+from podling.hosts.cluster import Place
 from podling.hosts.hosts import ALONE, Hosts, agree, broadcast, exchange
 from podling.hosts.join import HostArgs, join
 from podling.hosts.member import Member
@@ -287,6 +288,25 @@ def test_port_taken() -> None:
         port = other.getsockname()[1]
         with pytest.raises(InputError, match=f"port {port} of this machine is taken"):
             join(HostArgs(f"127.0.0.1:{port}", 2, 0), print)
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "203.0.113.1"])  # an address of no machine (RFC 5737)
+def test_the_first_process_does_not_find_itself(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "OWN_S", 0.5)
+    port = free_port()
+    with pytest.raises(InputError, match=f"does not find itself at {host}: ") as error:
+        join(HostArgs(f"{host}:{port}", 2, 0), print)
+    assert error.value.problems[0].where == "--coordinator"
+    assert "give an address of the machine that process 0 runs on" in str(error.value)
+
+
+def test_the_first_process_finds_somebody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "OWN_S", 0.3)
+    mine, other = (Register(socket.create_server(("127.0.0.1", 0)), 2) for _ in range(2))
+    place = Place(0, 2, f"127.0.0.1:{other.listener.getsockname()[1]}", "")
+    with pytest.raises(InputError, match="something else answers there"):
+        joining._find_oneself(place, mine, 0.3)
+    joining._find_oneself(place, other, 0.3)
 
 
 def test_something_else_answers_there() -> None:

@@ -7,6 +7,7 @@ single process anything: it is told so at once, and JAX is not imported.
 
 import contextlib
 import errno
+import json
 import os
 import socket
 import sys
@@ -22,6 +23,8 @@ from podling.hosts.member import Member
 from podling.hosts.register import Register
 from podling.hosts.relay import relay
 
+OWN_S = 3.0
+"""An address of this machine answers sooner, if it is one."""
 TELL_S = 3.0
 """A wait that is over sooner is not worth a line."""
 HEARTBEAT_S = 120
@@ -109,6 +112,7 @@ def join(args: HostArgs | Place | None, say: Say, limit_s: float = ARRIVAL_S) ->
     with contextlib.ExitStack() as undo:
         if register is not None:
             undo.callback(register.close, limit_s=0.0)
+            _find_oneself(place, register, limit_s if place.found_by else OWN_S)
         member = Member(_reach(place, say, limit_s), place.process, place.count)
         undo.callback(member.close)
         member.sit_down()
@@ -181,6 +185,40 @@ def _listen(host: str, port: int) -> socket.socket:
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", port))
+
+
+def _find_oneself(place: Place, register: Register, limit_s: float) -> None:
+    """The others will look for process 0 at this address, and JAX in process 0 itself does: it must lead here.
+
+    A cluster's names may take a while to be known, so there `limit_s` is long.
+    """
+    host, port = _host_port(place.coordinator) or ("", 0)
+    until = time.monotonic() + limit_s
+    while True:
+        try:
+            with socket.create_connection((host, port), timeout=OWN_S) as link, link.makefile("rb") as lines:
+                link.sendall(b'{"whose": ""}\n')
+                if json.loads(lines.readline()) == {"whose": register.word}:
+                    return
+            why = "something else answers there"
+        except ValueError:
+            why = "something else answers there"
+        except OSError as error:
+            why = error.strerror or str(error)
+        if time.monotonic() > until:
+            break
+        time.sleep(0.2)
+    what = f"process 0 listens on port {port}, and does not find itself at {host}: {why}"
+    fix = f"give an address of the machine that process 0 runs on{_own_address(port)}; the same in every process"
+    raise InputError(Problem("--coordinator", what, fix))
+
+
+def _own_address(port: int) -> str:
+    with contextlib.suppress(OSError):
+        address = socket.gethostbyname(socket.gethostname())
+        if not address.startswith("127."):
+            return f", such as {address}:{port}"
+    return ""
 
 
 def _reach(place: Place, say: Say, limit_s: float) -> socket.socket:

@@ -3,6 +3,7 @@
 It speaks JSON, one object a line, over TCP. It needs no JAX: it is there before JAX starts, answers while JAX hangs,
 and knows by name who is missing, which a collective does not.
 
+    anybody → register   {"whose": ""}, answered with the same and a word that only this register knows
     process → register   {"hello": 3, "count": 4, "who": "host, process id 123"}, {"at": [7, "first step"]},
                          {"give": "2 mesh", "value": ...}, {"bye": "" or what went wrong}
     register → process   {"welcome": 4}, {"refused": [where, what, fix]}, {"table": [[7, "first step", ""], null, ...]},
@@ -11,6 +12,7 @@ and knows by name who is missing, which a collective does not.
 
 import contextlib
 import json
+import secrets
 import socket
 import struct
 import threading
@@ -53,6 +55,7 @@ class Register:
 
     def __init__(self, listener: socket.socket, count: int, silent_s: float = SILENT_S):
         self.listener, self.count, self.silent_s = listener, count, silent_s
+        self.word = secrets.token_hex(8)
         self._lock = threading.Lock()
         self._seats: dict[int, Seat] = {}
         self._given: dict[str, dict[int, Any]] = {}
@@ -84,6 +87,8 @@ class Register:
                     process = self._seat(message, link)
                     if process is None:
                         return
+                elif "whose" in message:
+                    link.sendall(json.dumps({"whose": self.word}).encode() + b"\n")
                 elif process is not None:
                     self._hear(process, message)
         if process is not None:
