@@ -14,7 +14,7 @@ from podling.errors import InputError, Problem, raise_if
 from podling.hosts.hosts import ALONE, Hosts
 from podling.run.folder import RunFolder, load_run
 from podling.train.progress import QuietReporter, Reporter
-from podling.train.together import Together, agree_on_setup, check_shared
+from podling.train.together import Together, agree_on_data, agree_on_setup, check_shared
 
 SHAPE_FLAGS = {
     "layers": "--model.layers",
@@ -51,8 +51,8 @@ def train(config: Config, reporter: Reporter, hosts: Hosts = ALONE) -> dict[str,
         config, prepared = prepare_data(config, reporter)
         if config.run.init:
             raise_if(init_problems(Path(config.run.init), config, prepared))
+    agree_on_data(together, prepared, config.data.paths)
     fingerprints = {"data": prepared.fingerprint, "tokenizer": prepared.tokenizer.fingerprint}
-    together.agree("the same data", fingerprints | {"tokens": str(len(prepared.tokens("train")))})
     with _open_folder(config, fingerprints, together) as folder:
         try:
             check_shared(together, folder.path)

@@ -13,7 +13,8 @@ from typing import Any
 
 import podling
 from podling.config import Config, flags
-from podling.errors import InputError, PodlingError, Problem, RunError
+from podling.data.shards import Prepared
+from podling.errors import InputError, PodlingError, Problem, RunError, raise_if
 from podling.hosts.hosts import ALONE, ARRIVAL_S, Hosts, agree, broadcast, exchange
 from podling.hosts.waits import Waits
 
@@ -116,6 +117,35 @@ def agree_on_setup(together: Together, config: Config) -> None:
     facts |= {name: version(name) for name in ("jax", "jaxlib", "optax", "orbax-checkpoint", "grain")}
     facts |= {"podling": podling.__version__, "podling's code": _code_digest()}
     together.agree("configuration", facts)
+
+
+def agree_on_data(together: Together, prepared: Prepared, paths: tuple[str, ...]) -> None:
+    """Refuse processes that would learn from different tokens.
+
+    Args:
+        together: the processes.
+        prepared: what this one has.
+        paths: where this one read it.
+
+    Raises:
+        InputError: in every process, saying what each has, where it is prepared and what it was read from.
+    """
+    if together.hosts.count == 1:
+        return
+    place = f"in {prepared.path}, from {' '.join(paths) or 'text found there'}"
+    tokens = f"{len(prepared.tokens('train')):,} training tokens"
+    mine = {"tokenizer": prepared.tokenizer.fingerprint, "data": prepared.fingerprint, "tokens": tokens, "place": place}
+    first, *others = together.exchange("the same data", mine)
+    problems: dict[str, Problem] = {}  # one for each other data, however many processes have it
+    for process, other in enumerate(others, 1):
+        # Tokens differ with their tokenizer: then that is what to look at.
+        name = next((name for name in ("tokenizer", "data") if other[name] != first[name]), None)
+        if name is not None:
+            there, here = (f"{has[name][:12]} ({has['tokens']} {has['place']})" for has in (other, first))
+            what = f"differs: process {process} has {there}, and process 0 has {here}"
+            fix = "give every process the same text; it may lie at another path in each"
+            problems.setdefault(other[name], Problem(name, what, fix))
+    raise_if(list(problems.values()))
 
 
 def _code_digest() -> str:
