@@ -31,11 +31,15 @@ def test_a_topology(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         capfd, "--model", "gpt2-xl", "--topology", "v5e:2x4", "--mesh", "fsdp=8", "--svg", str(picture)
     )
     assert (code, found["mesh"], found["devices"], found["dtype"]) == (0, "fsdp=8", 8, "bfloat16")
-    assert found["params"] == 1557611200 and found["device_bytes"] == int(15.75 * 2**30)
+    assert found["params"] == 1557611200 and found["device_memory_bytes"] == int(15.75 * 2**30)
     assert [cell["coords"] for cell in found["grid"]["cells"]][:3] == [[0, 0, 0], [1, 0, 0], [0, 1, 0]]
     # Weights and moments of 1557.6M parameters (and 47 rows of padding): almost an eighth of 12 bytes each.
     assert found["state_bytes"] == pytest.approx(12 * (1557611200 + 47 * 1600) / 8, rel=0.01)
     assert found["state_bytes"] == sum(row["device_bytes"] for row in found["rows"] if row["kind"] in STATE)
+    estimate = found["memory_estimate_bytes"]
+    assert found["estimated_bytes"] == sum(estimate.values())
+    assert sum(estimate[kind] for kind in STATE - {"counters"}) == found["state_bytes"] - 12
+    assert not {"device_bytes", "totals", "activation_bytes"} & set(found)
     assert set(found["traffic"]) == {"fsdp"}
     assert picture.read_text().startswith("<svg")
 
@@ -46,7 +50,7 @@ STATE = {"parameters", "first moments (mu)", "second moments (nu)", "counters"}
 def test_auto_says_why(capfd: pytest.CaptureFixture[str]) -> None:
     code, found, _ = call(capfd, "--model", "gpt2-xl", "--topology", "v5e-8")
     assert (code, found["mesh"]) == (0, "data=2,fsdp=4")
-    assert "too much for a device's 15.75 GiB" in found["why"]
+    assert "of a device's 15.75 GiB podling plans with three quarters (11.81 GiB)" in found["why"]
 
 
 def test_this_machines_devices_and_another_number(capfd: pytest.CaptureFixture[str]) -> None:
@@ -55,7 +59,9 @@ def test_this_machines_devices_and_another_number(capfd: pytest.CaptureFixture[s
     assert [cell["device"] for cell in here["grid"]["cells"]] == [device.id for device in jax.devices()]
     code, more, _ = call(capfd, "--devices", "16")
     assert (code, more["mesh"], more["devices"]) == (0, "data=16", 16)
-    assert more["device_bytes"] * 2 == pytest.approx(here["device_bytes"], rel=1e-6)  # they share one memory
+    assert more["device_memory_bytes"] * 2 == pytest.approx(
+        here["device_memory_bytes"], rel=1e-6
+    )  # they share one memory
     assert "vocabulary: 2048" in more["notes"][0]
 
 
@@ -81,6 +87,11 @@ def test_a_run_brings_its_model_and_flags_win(capfd: pytest.CaptureFixture[str],
         (["--topology", "v5e:2x4", "--mesh", "data=4"], ["is 4 devices, and there are 8"]),
         (["--devices", "7"], ["no mesh of all 7 devices", "--batch-tokens 1792 or 2688"]),
         (["--devices", "-1"], ["-1 is less than 1"]),
+        (["--devices", "0"], ["0 is less than 1"]),
+        (["--devices", "4097"], ["4097 is more than the 4096 that podling draws"]),
+        (["--topology", ""], ["--topology", "is empty", "for example v5e:2x4"]),
+        (["--svg", ""], ["--svg", "is empty"]),
+        (["--svg=mesh.png"], ["mesh.png does not end in .svg"]),
         (["--devices", "4", "--topology", "v5e-8"], ["cannot go together with --topology"]),
         (
             ["--topology", "v5e:3x3", "--mesh", "tensr=2,data=2,data=2"],
@@ -98,6 +109,23 @@ def test_what_it_refuses(capfd: pytest.CaptureFixture[str], args: list[str], wor
     assert code == 2
     for word in words:
         assert word in text
+
+
+def test_only_pictures_are_written_over(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    text, old, folder = tmp_path / "notes.txt", tmp_path / "old.svg", tmp_path / "folder.svg"
+    text.write_text("mine")
+    old.write_text("<svg/>")
+    folder.mkdir()
+    for path, code in ((text, 2), (folder, 2), (old, 0)):
+        assert call(capfd, "--devices", "2", "--svg", str(path))[0] == code
+    assert text.read_text() == "mine" and old.read_text().count("<rect") > 2 and folder.is_dir()
+
+
+def test_a_narrow_terminal_loses_no_names(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["mesh", "--devices", "2"]) == 0
+    out, _ = capfd.readouterr()
+    assert "blocks.qkv_kernel" in out and "…" not in out and max(map(len, out.splitlines())) <= 80
 
 
 def test_the_vocabulary_of_each_tokenizer(capfd: pytest.CaptureFixture[str]) -> None:

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import pytest
 from rich.console import Console
 
+from podling.files import show_binary
 from podling.layout import topology
-from podling.layout.describe import Layout, describe, memory
+from podling.layout.describe import ESTIMATE_NOTE, Layout, describe
 from podling.layout.grid import grid_of_count, grid_of_topology, legend
-from podling.layout.table import PARAMETERS
+from podling.layout.table import ACTIVATIONS, CAST, GRADIENTS, MICRO_GRADIENTS, PARAMETERS
 from podling.layout.text import show
 from podling.layout.topology import parse_topology
 from podling.parallel.axes import read_mesh
@@ -46,6 +47,9 @@ def printed(drawn: Layout, width: int = 80, *, terminal: bool = False) -> str:
         ("gpt2", "v5e:16x16", "data=16,fsdp=4,tensor=4"),
         ("gpt2-medium", "v4:2x2x4", "data=2,fsdp=2,tensor=4"),
         ("gpt2", "v3:2x2", "data=8"),
+        ("gpt2", "v3:16x16", "data=512"),
+        ("gpt2", "v3:16x16", "data=32,fsdp=4,tensor=4"),
+        ("gpt2-medium", "v4:4x4x16", "data=16,fsdp=16"),
     ],
 )
 def test_nothing_is_cut_and_no_line_is_too_long(model, chips, mesh, width):
@@ -57,6 +61,8 @@ def test_nothing_is_cut_and_no_line_is_too_long(model, chips, mesh, width):
     for row in drawn.rows:
         if row.rests and row.axes:
             assert row.name in words and "x".join(map(str, row.shape)) in words, row
+    drawn_ids = [line.split("│")[3:-1] for line in text.splitlines() if "│device" in line.replace(" ", "")]
+    assert sorted(int(cell) for line in drawn_ids for cell in line) == list(range(len(drawn.grid.cells)))
     for axis, size in drawn.sizes.items():
         assert (f"{axis}={size}" in text) == (size > 1)
 
@@ -84,11 +90,31 @@ def test_the_numbers_of_a_row():
 
 def test_what_fills_a_device_adds_up():
     drawn = layout("gpt2-xl", "v5e:2x4", "fsdp=8")
-    parts = dict(memory(drawn))
-    assert parts[PARAMETERS] == parts["gradients"] == drawn.totals["first moments (mu)"]
+    parts = drawn.memory_estimate_bytes
+    assert parts[PARAMETERS] == parts[GRADIENTS] == parts["first moments (mu)"]
     assert drawn.state_bytes == 3 * parts[PARAMETERS] + 12  # and three counters
     text = printed(drawn)
+    assert f"together, an estimate {show_binary(sum(parts.values()))}" in re.sub(" +", " ", text)
+    assert ESTIMATE_NOTE in re.sub(r"\s+", " ", text)
     assert re.search(r"^parameters +746\.1 MiB", text, re.M) and re.search(r"^its memory +15\.75 GiB", text, re.M)
+
+
+def test_copies_are_counted_where_there_are_any():
+    """With accumulation a second set of gradients, and in another precision than float32 a copy of the weights."""
+    config = PRESETS["gpt2"].config
+    config = replace(config, model=replace(config.model, vocab_size=50257))
+
+    def parts(micro_batch: int, dtype: str) -> dict[str, int]:
+        train = replace(config.train, micro_batch=micro_batch)
+        grid = grid_of_count(8, read_mesh("fsdp=8")[0])
+        return describe(replace(config, train=train), grid, "", "", 1 << 40, jnp.dtype(dtype)).memory_estimate_bytes
+
+    rows = config.train.batch_tokens // config.model.context
+    whole, cut, half = parts(rows, "float32"), parts(rows // 2, "float32"), parts(rows // 2, "bfloat16")
+    assert set(cut) - set(whole) == {MICRO_GRADIENTS} and cut[MICRO_GRADIENTS] == cut[GRADIENTS]
+    assert set(half) - set(cut) == {CAST}
+    assert 0.495 < half[CAST] / half[PARAMETERS] < 0.5  # LayerNorms are used in float32
+    assert cut[ACTIVATIONS] * 2 == whole[ACTIVATIONS]
 
 
 def test_colours_only_in_a_terminal():

@@ -1,5 +1,6 @@
 """The picture: well-formed, everything inside it, a colour for each part of the state."""
 
+import itertools
 import math
 import xml.etree.ElementTree as ET
 from dataclasses import replace
@@ -7,9 +8,10 @@ from dataclasses import replace
 import jax.numpy as jnp
 import pytest
 
+from podling.files import show_binary
 from podling.layout import topology
-from podling.layout.describe import describe, memory
-from podling.layout.grid import grid_of_count, grid_of_topology
+from podling.layout.describe import ESTIMATE_NOTE, describe
+from podling.layout.grid import directions, grid_of_count, grid_of_topology, plane_rows
 from podling.layout.svg import picture
 from podling.layout.topology import parse_topology
 from podling.parallel.axes import read_mesh
@@ -74,15 +76,58 @@ def test_everything_is_inside_the_picture(chips):
 def test_bars_are_as_long_as_what_they_stand_for():
     layout, root = drawn("gpt2-xl", "v5e:2x4", "fsdp=8")
     bars = [rect for rect in root.iter(f"{SVG}rect") if rect.get("height") == "9" and rect.get("class") is None]
-    parts = memory(layout)
-    assert len(bars) == len(parts) == 5
+    parts = layout.memory_estimate_bytes
+    assert len(bars) == len(parts) == 7
     end = 16.0
-    for bar, (_, size) in zip(bars, parts, strict=True):
+    for bar, (_, size) in zip(bars, parts.items(), strict=True):
         assert float(bar.get("x", 0)) == pytest.approx(end, abs=0.1)  # each begins where the one before ends
-        end += 448 * size / layout.device_bytes
-        assert float(bar.get("width", 0)) == pytest.approx(448 * size / layout.device_bytes, abs=0.1)
+        end += 448 * size / layout.device_memory_bytes
+        assert float(bar.get("width", 0)) == pytest.approx(448 * size / layout.device_memory_bytes, abs=0.1)
     assert root.find(f"{SVG}line") is None
     assert drawn("gpt2-xl", "v5e:1x1", "data=1")[1].find(f"{SVG}line") is not None  # past its memory
+
+
+@pytest.mark.parametrize("chips", ["v3:8x32", "v3:16x16", "v5e:16x16", "v3:2x2"])
+def test_labels_of_chips_do_not_touch(chips):
+    _, root = drawn("gpt2", chips, f"data={parse_topology(chips).devices}")
+    labels = [text for text in root.iter(f"{SVG}text") if (text.text or "").isdecimal() and text.get("class") == "soft"]
+    across = [text for text in labels if text.get("text-anchor") == "middle"]
+    assert across[0].text == "0" and len({text.text for text in across}) == len(across) >= 2
+    places = [float(text.get("x", 0)) for text in across]
+    assert min(b - a for a, b in itertools.pairwise(places)) >= 8 * len(across[-1].text or "")
+    down = [float(text.get("y", 0)) for text in labels if text.get("text-anchor") is None]
+    assert len(down) >= 2 and min(b - a for a, b in itertools.pairwise(down)) >= 12
+    left, right = (next(text for text in across if text.text == x) for x in ("0", across[-1].text))
+    cells = sorted({float(rect.get("x", 0)) for rect in root.iter(f"{SVG}rect") if rect.get("class") == "cell"})
+    chips_wide, cores = parse_topology(chips).shape[0], len(cells) // parse_topology(chips).shape[0]
+    width = (cells[-1] - cells[0]) / (len(cells) - 1)
+    for label in (left, right):  # in the middle of the chip's cells
+        assert float(label.get("x", 0)) == pytest.approx(cells[0] + (int(label.text) + 0.5) * width * cores, abs=0.2)
+    assert int(right.text) < chips_wide
+
+
+def test_dense_grids_say_which_way_the_axes_run():
+    def words(chips: str, mesh: str) -> str:
+        return " ".join(text.text or "" for text in drawn("gpt2", chips, mesh)[1].iter(f"{SVG}text"))
+
+    assert "data runs down; fsdp runs to the right" in words("v5e:16x16", "data=16,fsdp=16")
+    assert "data runs down; fsdp runs to the right and down" in words("v5e:16x16", "data=8,fsdp=32")
+    assert " runs " not in words("v5e:2x4", "data=2,fsdp=4")  # its cells say it themselves
+    grid = grid_of_topology(parse_topology("v4:2x2x4"), read_mesh("data=4,tensor=4")[0])
+    by_plane = [plane_rows(grid, z) for z in range(4)]
+    assert directions(grid, by_plane) == "data runs from plane to plane; tensor runs to the right and down"
+
+
+def test_many_devices_without_a_place_make_no_endless_picture():
+    _, root = drawn("gpt2", "", "data=512", 1 << 34)
+    assert float(root.get("viewBox", "").split()[3]) < 1200
+
+
+def test_the_estimate_is_called_one():
+    layout, root = drawn("gpt2-xl", "v5e:2x4", "fsdp=8")
+    words = " ".join(text.text or "" for text in root.iter(f"{SVG}text"))
+    assert f"One device, estimated: {show_binary(layout.estimated_bytes)} of 15.75 GiB" in words
+    assert ESTIMATE_NOTE in words
 
 
 def test_words_are_escaped_and_both_schemes_are_served():

@@ -8,7 +8,7 @@ import pytest
 from podling.config import Config, ModelConfig, TrainConfig
 from podling.errors import InputError
 from podling.presets import preset_config
-from podling.train.batch_plan import device_memory_bytes, plan_batch, row_bytes
+from podling.train.batch_plan import bytes_per_parameter, device_memory_bytes, plan_batch, row_bytes
 
 MODEL = ModelConfig(layers=4, heads=4, embed=128, mlp=512, context=128, vocab_size=1000)
 PLENTY = 64 << 30
@@ -38,7 +38,7 @@ def test_the_micro_batch_that_was_asked_for():
 @pytest.mark.parametrize("rows_that_fit", [0.5, 1, 2.5, 3, 7, 100])
 def test_the_derived_micro_batch_is_the_largest_that_divides_and_fits(ways, rows_that_fit):
     cfg = config()
-    weights = 16 * (4 * (4 * 128**2 + 2 * 128 * 512) + 1000 * 128)
+    weights = 20 * (4 * (4 * 128**2 + 2 * 128 * 512) + 1000 * 128)
     memory = int((rows_that_fit * row_bytes(cfg, 4) + weights) / 0.75) + 8
     plan = plan_batch(cfg, mesh(ways), 4, memory)
     assert plan.micro_batch * plan.micro_steps == 48 and plan.micro_batch % ways == 0
@@ -46,10 +46,28 @@ def test_the_derived_micro_batch_is_the_largest_that_divides_and_fits(ways, rows
     assert plan.micro_batch == max(per_device) * ways
 
 
+def test_in_one_piece_there_is_no_second_gradient_to_find_room_for():
+    cfg, weights = config(), 4 * (4 * 128**2 + 2 * 128 * 512) + 1000 * 128
+    assert (bytes_per_parameter(4, accumulates=False), bytes_per_parameter(2, accumulates=True)) == (16, 22)
+    enough = int((48 * row_bytes(cfg, 4) + 16 * weights) / 0.75) + 8
+    assert plan_batch(cfg, mesh(1), 4, enough).micro_steps == 1
+    assert plan_batch(cfg, mesh(1), 4, enough - 64).micro_batch == 24
+    # The copy in bfloat16 is always there.
+    enough = int((48 * row_bytes(cfg, 2) + 18 * weights) / 0.75) + 8
+    assert plan_batch(cfg, mesh(1), 2, enough).micro_steps == 1
+    assert plan_batch(cfg, mesh(1), 2, enough - 64).micro_batch == 24
+
+
+def test_one_row_is_called_a_row():
+    plan = plan_batch(config(micro_batch=1), mesh(1), 4, PLENTY)
+    assert str(plan).endswith("48 rows of 128, 48 micro-batches of 1 row")
+    assert str(plan_batch(config(batch_tokens=128), mesh(1), 4, PLENTY)).endswith("1 row of 128, in one piece")
+
+
 @pytest.mark.parametrize("sizes", [mesh(fsdp=4), mesh(fsdp=2, tensor=2), mesh(tensor=4)])
 def test_a_sharded_state_leaves_room_for_rows(sizes):
     cfg = config()
-    weights = 16 * (4 * (4 * 128**2 + 2 * 128 * 512) + 1000 * 128)
+    weights = 20 * (4 * (4 * 128**2 + 2 * 128 * 512) + 1000 * 128)
     memory = int((3 * row_bytes(cfg, 4) / sizes["tensor"] + weights / 4) / 0.75) + 8
     assert plan_batch(cfg, sizes, 4, memory).micro_batch == 3 * sizes["data"] * sizes["fsdp"]
     assert plan_batch(cfg, mesh(4), 4, memory).micro_batch < 3 * 4

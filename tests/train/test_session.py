@@ -85,7 +85,8 @@ def test_what_auto_chose_is_said(session):
         patch.setattr(device, "_measure_gemm", lambda chip: 1e11)
         opened = Session.open(config, session.prepared, reporter)
     assert dict(opened.mesh.shape) == {"data": 8, "fsdp": 1, "tensor": 1}
-    assert "mesh: data=8; the state (135.2 KiB) fits on every device, so only gradients travel" in reporter.said
+    fit = "weights, moments, gradients and their copies (135.2 KiB) fit on every device, so only gradients travel"
+    assert f"mesh: data=8; {fit}" in reporter.said
 
 
 def test_the_abstract_state_is_the_state_without_its_bytes(session):

@@ -18,6 +18,7 @@ from podling.model.fit import mesh_problems
 from podling.parallel.axes import read_mesh
 from podling.validate import out_problems, validate
 
+MOST_DEVICES = 4096  # more take minutes, and no one reads that drawing
 GPT2_VOCAB = 50257  # of its published tokenizer, which needs not be here to draw with
 
 
@@ -30,9 +31,9 @@ class Args:
     topology: Annotated[str, arg(metavar="NAME", help_behavior_hint="")] = ""
     """TPU chips to draw: v5e:2x4, v5e-8, v6e-8, v4:2x2x1... Nothing: the devices of this machine."""
     devices: Annotated[int, arg(metavar="N", help_behavior_hint="")] = 0
-    """As if this machine had that many devices like its first; without --topology."""
+    """As if this machine had that many devices like its first, up to 4096; without --topology."""
     svg: Annotated[str, arg(metavar="FILE", help_behavior_hint="")] = ""
-    """Also write a picture."""
+    """Also write a picture, to a file that ends in .svg."""
     config_file: ConfigFlag = ""
     """JSON file of settings, in the form of a run's config.json; flags win over it."""
     json: JsonFlag = False
@@ -58,11 +59,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     args, problems = parsed.args, list(parsed.problems)
     problems += validate(config, ("model", "optimizer", "train"))
     problems += [bad for bad in validate(config, ("run",)) if bad.where == "--mesh"]
-    problems += out_problems(str(Path(args.svg).parent), "--svg") if args.svg else []
-    if args.devices < 0:
-        problems.append(Problem("--devices", f"{args.devices} is less than 1"))
-    elif args.devices and args.topology:
-        problems.append(Problem("--devices", "cannot go together with --topology", "give one of them"))
+    problems += _flag_problems(args, parsed.given - {problem.where for problem in parsed.problems})
     from podling.layout.topology import parse_topology
 
     try:
@@ -92,6 +89,31 @@ def _parsed(argv: list[str]) -> tuple[Parsed[Args], Config, list[str]]:
     named = {problem.where for problem in parsed.problems}
     parsed.problems.extend(problem for problem in found if problem.where not in named)
     return parsed, config, notes
+
+
+def _flag_problems(args: Args, given: frozenset[str]) -> list[Problem]:
+    """What is wrong with the command's own flags, of those that were given and could be read."""
+    problems: list[Problem] = []
+    if "--topology" in given and not args.topology:
+        problems.append(Problem("--topology", "is empty", "for example v5e:2x4; without it: this machine's devices"))
+    if "--devices" in given:
+        if args.devices < 1:
+            problems.append(Problem("--devices", f"{args.devices} is less than 1", "leave it out for the real ones"))
+        elif args.devices > MOST_DEVICES:
+            what = f"{args.devices} is more than the {MOST_DEVICES} that podling draws"
+            problems.append(Problem("--devices", what, "ask for fewer"))
+        elif "--topology" in given:
+            problems.append(Problem("--devices", "cannot go together with --topology", "give one of them"))
+    if "--svg" in given:
+        path = Path(args.svg)
+        if path.suffix.lower() != ".svg":
+            what = f"{args.svg} does not end in .svg" if args.svg else "is empty"
+            problems.append(Problem("--svg", what, "give the picture's name, for example mesh.svg"))
+        elif path.is_dir():
+            problems.append(Problem("--svg", f"{args.svg} is a folder", "give a file's name"))
+        else:
+            problems += out_problems(str(path.parent), "--svg")
+    return problems
 
 
 def _texts() -> dict[str, Any]:
@@ -160,6 +182,7 @@ def _draw(args: Args, config: Config, topology: Any, notes: list[str]) -> dict[s
         from podling.layout.text import show
 
         console = Console()
+        console.width = max(80, console.width)  # narrower, the names of the arrays would be cut
         for note in notes:
             console.print(note, highlight=False, markup=False)
         show(layout, console)

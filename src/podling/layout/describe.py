@@ -6,11 +6,15 @@ from typing import Any
 
 from podling.config import Config
 from podling.layout.grid import Grid
-from podling.layout.table import COUNTERS, GRADIENTS, Row, state_rows, step_rows, totals
+from podling.layout.table import ACTIVATIONS, BATCH, COUNTERS, LAYER, Row, state_rows, step_rows, totals
 from podling.layout.traffic import traffic
 from podling.model.spec import param_count
 from podling.parallel.axes import batch_ways, mesh_text
 from podling.train.batch_plan import BatchPlan, plan_batch, row_bytes
+
+ESTIMATE_NOTE = (
+    "the compiler's temporaries come on top: a quarter of the memory is kept free for them where podling cuts the batch"
+)
 
 
 @dataclass(frozen=True)
@@ -26,11 +30,13 @@ class Layout:
     """The devices, for people."""
     grid: Grid
     rows: tuple[Row, ...]
-    totals: dict[str, int]
-    """Bytes on each device by kind of row."""
-    device_bytes: int
-    activation_bytes: int
-    """Estimate of all that the backward pass of one micro-batch needs on each device."""
+    device_memory_bytes: int
+    """All that one device has."""
+    memory_estimate_bytes: dict[str, int]
+    """What fills a device in a step, by kind: the state, what the step adds of the parameters' size, and activations.
+
+    Activations are all that the backward pass of one micro-batch needs. The compiler's own temporaries come on top.
+    """
     batch: BatchPlan
     dtype: str
     traffic: dict[str, str]
@@ -47,20 +53,25 @@ class Layout:
 
     def record(self) -> dict[str, Any]:
         """JSON-ready form."""
-        return {**asdict(self), "devices": len(self.grid.cells), "state_bytes": self.state_bytes}
+        return {
+            **asdict(self),
+            "devices": len(self.grid.cells),
+            "state_bytes": self.state_bytes,
+            "estimated_bytes": self.estimated_bytes,
+        }
 
     @property
-    def state_kinds(self) -> set[str]:
-        """Kinds of rows that live from step to step."""
-        return {row.kind for row in self.rows if row.rests}
+    def estimated_bytes(self) -> int:
+        """All of `memory_estimate_bytes` together."""
+        return sum(self.memory_estimate_bytes.values())
 
     @property
     def state_bytes(self) -> int:
-        """Bytes on each device between steps."""
+        """Bytes on each device between steps: weights, moments and counters, 12 a parameter."""
         return sum(row.device_bytes for row in self.rows if row.rests)
 
 
-def describe(config: Config, grid: Grid, where: str, why: str, device_bytes: int, dtype: Any) -> Layout:
+def describe(config: Config, grid: Grid, where: str, why: str, memory_bytes: int, dtype: Any) -> Layout:
     """Lay a model out.
 
     Args:
@@ -68,10 +79,10 @@ def describe(config: Config, grid: Grid, where: str, why: str, device_bytes: int
         grid: the devices.
         where: what they are, for people.
         why: why this mesh.
-        device_bytes: memory of one device.
+        memory_bytes: all that one device has.
         dtype: compute precision.
     """
-    plan = plan_batch(config, grid.sizes, dtype.itemsize, device_bytes)
+    plan = plan_batch(config, grid.sizes, dtype.itemsize, memory_bytes)
     rows = state_rows(config, grid.sizes) + step_rows(config, grid.sizes, plan, dtype)
     return Layout(
         model=config.model.preset,
@@ -81,21 +92,17 @@ def describe(config: Config, grid: Grid, where: str, why: str, device_bytes: int
         where=where,
         grid=grid,
         rows=tuple(rows),
-        totals=totals(rows),
-        device_bytes=device_bytes,
-        activation_bytes=_activations(config, grid.sizes, plan, dtype),
+        device_memory_bytes=memory_bytes,
+        memory_estimate_bytes=_memory(config, grid.sizes, plan, dtype, rows),
         batch=plan,
         dtype=dtype.name,
         traffic=traffic(grid.sizes, rows, plan, config.train.remat),
     )
 
 
-def memory(layout: Layout) -> list[tuple[str, int]]:
-    """What fills a device in a step, in bytes: the state by kind, gradients, activations."""
-    parts = [(kind, size) for kind, size in layout.totals.items() if kind in layout.state_kinds and kind != COUNTERS]
-    return [*parts, (GRADIENTS, layout.totals[GRADIENTS]), ("activations (estimate)", layout.activation_bytes)]
-
-
-def _activations(config: Config, sizes: Mapping[str, int], plan: BatchPlan, dtype: Any) -> int:
-    rows = plan.micro_batch // batch_ways(sizes)
-    return rows * row_bytes(config, dtype.itemsize) // sizes["tensor"]
+def _memory(config: Config, sizes: Mapping[str, int], plan: BatchPlan, dtype: Any, rows: list[Row]) -> dict[str, int]:
+    # A layer's weights and single activations are part of what the backward pass needs; the rest is too small to draw.
+    elsewhere = (LAYER, ACTIVATIONS, BATCH, COUNTERS)
+    rows_here = plan.micro_batch // batch_ways(sizes)
+    found = {kind: size for kind, size in totals(rows).items() if kind not in elsewhere}
+    return {**found, ACTIVATIONS: rows_here * row_bytes(config, dtype.itemsize) // sizes["tensor"]}

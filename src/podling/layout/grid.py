@@ -1,6 +1,6 @@
 """The devices of a mesh, each with its place on the machine and on the axes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
@@ -94,6 +94,27 @@ def plane_rows(grid: Grid, z: int | None, columns: int = 8) -> list[list[Cell]]:
         if cell.coords and cell.coords[2] == z:
             rows.setdefault(cell.coords[1], []).append(cell)
     return [rows[y] for y in sorted(rows)]
+
+
+def directions(grid: Grid, planes_drawn: Sequence[Sequence[Sequence[Cell]]]) -> str:
+    """Which way each axis of more than one device runs, in a drawing of planes of rows of cells."""
+    at = {
+        tuple(cell.place.values()): (column, row, plane)
+        for plane, rows in enumerate(planes_drawn)
+        for row, cells in enumerate(rows)
+        for column, cell in enumerate(cells)
+    }
+    names = list(grid.cells[0].place)
+    said: list[str] = []
+    for index, axis in enumerate(names):
+        lines: dict[tuple[int, ...], list[tuple[int, int, int]]] = {}
+        for place, where in at.items():
+            lines.setdefault(place[:index] + place[index + 1 :], []).append(where)
+        moves = {way for line in lines.values() for way in range(3) if len({where[way] for where in line}) > 1}
+        if moves:
+            words = ("to the right", "down", "from plane to plane")
+            said.append(f"{axis} runs {' and '.join(words[way] for way in sorted(moves))}")
+    return "; ".join(said)
 
 
 def live_axes(grid: Grid) -> list[str]:

@@ -5,17 +5,18 @@ scheme, and no font or script is fetched.
 """
 
 import colorsys
+import math
 import textwrap
 from html import escape
 
 from podling.files import show_binary
-from podling.layout.describe import Layout, memory
-from podling.layout.grid import Cell, Grid, legend, live_axes, plane_rows, planes
+from podling.layout.describe import ESTIMATE_NOTE, Layout
+from podling.layout.grid import Cell, Grid, directions, legend, live_axes, plane_rows, planes
 
 WIDTH, MARGIN = 480, 16
 INNER = WIDTH - 2 * MARGIN
 LINE = 15
-BAR_COLOURS = ("#2f81f7", "#8957e5", "#bf4b8a", "#d29922", "#3fb950", "#db6d28")
+BAR_COLOURS = ("#2f81f7", "#8957e5", "#bf4b8a", "#d29922", "#3fb950", "#db6d28", "#1b7c83")
 STYLE = """
 text { font-family: system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif; fill: #1f2328 }
 .page { fill: #ffffff } .soft { fill: #59636e } .track { fill: #8c959f; fill-opacity: .22 } .full { stroke: #cf222e }
@@ -38,9 +39,7 @@ def picture(layout: Layout) -> str:
     for z in planes(layout.grid):
         drawn, y = _plane(layout.grid, z, y)
         parts += drawn
-    for line in textwrap.wrap(legend(layout.grid), 66):
-        y += LINE + 2
-        parts.append(_text(MARGIN, y, line, 13, soft=True))
+    y = _sentences(parts, _sayings(layout.grid), y)
     drawn, y = _bars(layout, y + 34)
     parts += drawn
     height = round(y + MARGIN + 4)
@@ -58,32 +57,69 @@ def picture(layout: Layout) -> str:
     )
 
 
+def _sayings(grid: Grid) -> list[str]:
+    """What is said below the cells: which share a colour, and where no cell has words which way the axes run."""
+    drawn = [_rows(grid, z) for z in planes(grid)]
+    written = _widths(grid, drawn[0])[-1]
+    return [legend(grid)] if written or len(grid.cells) == 1 else [legend(grid), directions(grid, drawn)]
+
+
+def _sentences(parts: list[str], sentences: list[str], y: float) -> float:
+    """Add sentences below `y`, wrapped, and say where they end."""
+    for line in [line for sentence in sentences for line in textwrap.wrap(sentence, 55)]:
+        y += LINE + 2
+        parts.append(_text(MARGIN, y, line, 13, soft=True))
+    return y
+
+
+def _rows(grid: Grid, z: int | None) -> list[list[Cell]]:
+    """A plane's cells: where devices have no place, four side by side, or of many about as many as there are rows."""
+    count = len(grid.cells)
+    return plane_rows(grid, z, columns=4 if count <= 32 else 1 << (count.bit_length() // 2))
+
+
+def _widths(grid: Grid, rows: list[list[Cell]]) -> tuple[int, float, bool]:
+    """Room for coordinates on the left, the width of a cell, and whether there is room in it for words."""
+    gutter = 22 if rows[0][0].coords else 0
+    width = min(INNER / 2, (INNER - gutter) / max(map(len, rows)))
+    return gutter, width, width >= 56
+
+
 def _plane(grid: Grid, z: int | None, y: float) -> tuple[list[str], float]:
     """One plane of devices below `y`, and where it ends."""
-    rows, axes = plane_rows(grid, z, columns=4), live_axes(grid)
+    rows, axes = _rows(grid, z), live_axes(grid)
     parts: list[str] = []
     if len(planes(grid)) > 1:
         y += 20
         parts.append(_text(MARGIN, y, f"z = {z}", 13, soft=True))
-    gutter = 22 if rows[0][0].coords else 0
-    columns = max(map(len, rows))
-    width = min(INNER / 2, (INNER - gutter) / columns)
-    written = width >= 56
+    gutter, width, written = _widths(grid, rows)
     height = 26 + (len(axes) + (1 if gutter else 0)) * LINE if written else width
     if gutter:
         y += LINE
-        for index, cell in enumerate(rows[0]):
-            middle = MARGIN + gutter + (index + 0.5) * width
-            parts.append(_text(middle, y, str((cell.coords or (0,))[0]), 12, soft=True, anchor="middle"))
+        parts += _x_labels(rows[0], y, width)
         parts.append(_text(MARGIN, y, "y\\x", 12, soft=True))
     y += 5
-    for row in rows:
-        if gutter:
+    every = math.ceil(LINE / height)
+    for number, row in enumerate(rows):
+        if gutter and number % every == 0:
             parts.append(_text(MARGIN + 6, y + height / 2 + 4, str((row[0].coords or (0, 0))[1]), 12, soft=True))
         for index, cell in enumerate(row):
             parts.append(_cell(cell, grid, MARGIN + gutter + index * width, y, width, height, axes, written))
         y += height
     return parts, y
+
+
+def _x_labels(row: list[Cell], y: float, width: float) -> list[str]:
+    """The chips' x above their cells, each over all its cores, and only as many as do not touch one another."""
+    left = MARGIN + 22
+    cores = 1 + max(cell.core for cell in row)
+    xs = [str(cell.coords[0]) for cell in row if cell.coords and cell.core == 0]
+    every = math.ceil(9 * max(map(len, xs)) / (width * cores))
+    return [
+        _text(left + (index + 0.5) * width * cores, y, x, 12, soft=True, anchor="middle")
+        for index, x in enumerate(xs)
+        if index % every == 0
+    ]
 
 
 def _cell(
@@ -130,10 +166,10 @@ def _colour(cell: Cell, grid: Grid) -> str:
 
 def _bars(layout: Layout, y: float) -> tuple[list[str], float]:
     """What fills one device's memory, each part beginning where the one before ends."""
-    items = memory(layout)
-    used = sum(size for _, size in items)
-    scale = INNER / max(used, layout.device_bytes)
-    parts = [_text(MARGIN, y, f"One device: {show_binary(used)} of {show_binary(layout.device_bytes)}", 15, bold=True)]
+    items, used, whole = list(layout.memory_estimate_bytes.items()), layout.estimated_bytes, layout.device_memory_bytes
+    scale = INNER / max(used, whole)
+    title = f"One device, estimated: {show_binary(used)} of {show_binary(whole)}"
+    parts = [_text(MARGIN, y, title, 15, bold=True)]
     start = 0.0
     y += 10
     for index, (kind, size) in enumerate(items):
@@ -148,15 +184,15 @@ def _bars(layout: Layout, y: float) -> tuple[list[str], float]:
         )
         start += size
         y += 14
-    if used > layout.device_bytes:
-        edge = MARGIN + layout.device_bytes * scale
+    if used > whole:
+        edge = MARGIN + whole * scale
         top = y - len(items) * (LINE + 22)
         parts.append(
             f'<line class="full" x1="{edge:.1f}" x2="{edge:.1f}" y1="{top:.1f}" y2="{y:.1f}" stroke-width="2"/>'
         )
         y += LINE
         parts.append(_text(MARGIN, y, "the line is where its memory ends", 13, soft=True))
-    return parts, y
+    return parts, _sentences(parts, [ESTIMATE_NOTE], y + 2)
 
 
 def _text(

@@ -22,11 +22,13 @@ from podling.train.step import DeviceBatch, init_state
 
 PARAMETERS = "parameters"
 GRADIENTS = "gradients"
+MICRO_GRADIENTS = "gradients of one micro-batch"
+CAST = "weights in the compute dtype"
 LAYER = "one layer's weights, gathered"
 ACTIVATIONS = "activations"
 BATCH = "batch"
 COUNTERS = "counters"
-WITHIN_A_STEP = {GRADIENTS, LAYER, ACTIVATIONS, BATCH}
+WITHIN_A_STEP = {GRADIENTS, MICRO_GRADIENTS, CAST, LAYER, ACTIVATIONS, BATCH}
 MOMENTS = {"mu": "first moments (mu)", "nu": "second moments (nu)"}
 
 
@@ -91,6 +93,9 @@ def state_rows(config: Config, sizes: Mapping[str, int]) -> list[Row]:
 def step_rows(config: Config, sizes: Mapping[str, int], plan: BatchPlan, dtype: Any) -> list[Row]:
     """What comes and goes within a step: gradients, a layer's weights, the batch, the activations of a micro-batch.
 
+    With accumulation a micro-batch's gradients are there beside those they are added to; weights that are used in
+    another precision are there in both (see `batch_plan.bytes_per_parameter`).
+
     Args:
         config: resolved.
         sizes: devices on each mesh axis.
@@ -98,7 +103,18 @@ def step_rows(config: Config, sizes: Mapping[str, int], plan: BatchPlan, dtype: 
         dtype: compute precision.
     """
     mesh, model = abstract_mesh(sizes), config.model
-    rows = [dataclasses.replace(row, kind=GRADIENTS) for row in state_rows(config, sizes) if row.kind == PARAMETERS]
+    parameters = [row for row in state_rows(config, sizes) if row.kind == PARAMETERS]
+    kinds = (GRADIENTS, MICRO_GRADIENTS) if plan.micro_steps > 1 else (GRADIENTS,)
+    rows = [dataclasses.replace(row, kind=kind) for kind in kinds for row in parameters]
+    if (itemsize := jnp.dtype(dtype).itemsize) < 4:
+        cast = {_name(path) for path, leaf in jax.tree_util.tree_leaves_with_path(param_specs(model)) if leaf.cast}
+        rows += [
+            dataclasses.replace(
+                row, kind=CAST, dtype=jnp.dtype(dtype).name, device_bytes=math.prod(row.shard) * itemsize
+            )
+            for row in parameters
+            if row.name in cast
+        ]
     for path, leaf in jax.tree_util.tree_leaves_with_path(param_specs(model).blocks):
         held = dtype if leaf.cast else jnp.float32
         rows.append(_activation(LAYER, _name(path), leaf.axes[1:], leaf.shape[1:], held, mesh))

@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from podling.files import show_binary
-from podling.layout.describe import Layout, memory
-from podling.layout.grid import Grid, legend, live_axes, plane_rows, planes, state_part
+from podling.layout.describe import ESTIMATE_NOTE, Layout
+from podling.layout.grid import Cell, Grid, legend, live_axes, plane_rows, planes, state_part
 from podling.layout.table import ACTIVATIONS, BATCH, MOMENTS, PARAMETERS, Row
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
@@ -33,45 +33,68 @@ def show(layout: Layout, console: Console) -> None:
     ):
         console.print(line, highlight=False, markup=False)
     for z in planes(layout.grid):
-        console.print(_grid(layout.grid, z, console.width))
+        for part in _grid(layout.grid, z, console.width):
+            console.print(part)
     console.print(legend(layout.grid), highlight=False)
-    for kind in layout.totals:
-        if kind in (PARAMETERS, *MOMENTS.values(), BATCH, ACTIVATIONS):
+    for kind in (PARAMETERS, *MOMENTS.values(), BATCH, ACTIVATIONS):
+        if any(row.kind == kind for row in layout.rows):
             console.print()
             console.print(_arrays(kind, layout, console.width))
     console.print()
     console.print(_totals(layout))
+    console.print(ESTIMATE_NOTE, highlight=False)
     console.print()
     console.print(_links(layout))
 
 
-def _grid(grid: Grid, z: int | None, width: int) -> Table:
-    """Chip coordinates x to the right and y down; devices without coordinates one after another."""
-    rows, axes = plane_rows(grid, z), live_axes(grid)
-    columns, cell_width = max(map(len, rows)), len(str(len(grid.cells)))
-    wide = columns * (cell_width + 3) + 16 <= width
-    title = None if z in (None, 0) and len(planes(grid)) == 1 else f"z = {z}"
+def _grid(grid: Grid, z: int | None, width: int) -> list[Table]:
+    """Chip coordinates x to the right and y down; devices without coordinates one after another.
+
+    A plane that is wider than `width` is drawn in several tables, from left to right.
+    """
+    rows = plane_rows(grid, z, columns=8 if len(grid.cells) <= 64 else 16)
+    heads = [_head(cell, index, rows[0]) for index, cell in enumerate(rows[0])]
+    cell_width = max(len(str(len(grid.cells) - 1)), *map(len, heads))
+    wide = len(heads) * (cell_width + 3) + 18 <= width  # borders, padding and the two columns of labels
+    at_once = len(heads) if wide else max(1, (width - 14) // (cell_width + 1))
+    at_once -= at_once % (1 + max(cell.core for cell in rows[0]))  # the cores of a chip stay together
+    tables: list[Table] = []
+    for start in range(0, len(heads), at_once):
+        shown = heads[start : start + at_once]
+        title = [] if z is None or len(planes(grid)) == 1 else [f"z = {z}"]
+        title += [] if len(shown) == len(heads) else [f"{'x = ' if z is not None else ''}{shown[0]} to {shown[-1]}"]
+        cells = [row[start : start + at_once] for row in rows]
+        tables.append(_columns(grid, rows, cells, shown, ", ".join(title), 1 if wide else 0))
+    return tables
+
+
+def _head(cell: Cell, index: int, row: list[Cell]) -> str:
+    core = f".{cell.core}" if any(other.core for other in row) else ""
+    return f"{cell.coords[0]}{core}" if cell.coords else f"+{index}"
+
+
+def _columns(
+    grid: Grid, rows: list[list[Cell]], cells: list[list[Cell]], heads: list[str], title: str, padding: int
+) -> Table:
+    """Some columns of a plane: `rows` are its whole rows, for their labels, and `cells` the part of each to draw."""
+    axes = live_axes(grid)
     table = Table(
-        box=box.SQUARE, show_lines=len(rows) <= 8, padding=(0, 1 if wide else 0), title=title, title_justify="left"
+        box=box.SQUARE, show_lines=len(rows) <= 8, padding=(0, padding), title=title or None, title_justify="left"
     )
-    coords = grid.cells[0].coords is not None
-    table.add_column("y \\ x" if coords else "from", style="dim", no_wrap=True)
+    table.add_column("y \\ x" if rows[0][0].coords else "from", style="dim", no_wrap=True)
     table.add_column("", style="dim", no_wrap=True)
-    for index in range(columns):
-        cell = rows[0][index]
-        core = f".{cell.core}" if any(c.core for c in rows[0]) else ""
-        table.add_column(f"{cell.coords[0]}{core}" if cell.coords else f"+{index}", justify="right", no_wrap=True)
-    for row in rows:
-        first = row[0]
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
+    for row, part in zip(rows, cells, strict=True):
         table.add_row(
-            str(first.coords[1] if first.coords else first.device),
+            str(row[0].coords[1] if row[0].coords else row[0].device),
             "\n".join(["device", *axes]),
             *(
                 Text(
                     "\n".join([str(c.device), *(str(c.place[axis]) for axis in axes)]),
                     style=COLOURS[state_part(c, grid) % len(COLOURS)],
                 )
-                for c in row
+                for c in part
             ),
         )
     return table
@@ -104,7 +127,12 @@ def _arrays(kind: str, layout: Layout, width: int) -> Table:
             name.append(f"\n  {line}", style="dim")
         table.add_row(name, *cells)
     if kind != ACTIVATIONS:  # those are not all there at once, nor once
-        table.add_row(Text("together", style="dim"), "", "", Text(show_binary(layout.totals[kind]), style="bold"))
+        table.add_row(
+            Text("together", style="dim"),
+            "",
+            "",
+            Text(show_binary(sum(row.device_bytes for row in rows)), style="bold"),
+        )
     return table
 
 
@@ -122,18 +150,17 @@ def _times(shape: tuple[int, ...]) -> str:
 
 
 def _totals(layout: Layout) -> Table:
-    parts = memory(layout)
-    used = sum(size for _, size in parts)
-    scale = 30 / max(used, layout.device_bytes)
+    used, whole = layout.estimated_bytes, layout.device_memory_bytes
+    scale = 30 / max(used, whole)
     table = Table(box=None, show_header=False, padding=(0, 1, 0, 0), title="each device", title_justify="left")
     table.title_style = "bold"
     table.add_column("", no_wrap=True)
     table.add_column("", justify="right", no_wrap=True)
     table.add_column("")
-    for kind, size in parts:
+    for kind, size in layout.memory_estimate_bytes.items():
         table.add_row(kind, show_binary(size), Text("█" * round(size * scale), style="cyan"))
-    table.add_row("together", show_binary(used), Text("█" * round(used * scale), style="bold"))
-    table.add_row("its memory", show_binary(layout.device_bytes), Text("█" * round(layout.device_bytes * scale), "dim"))
+    table.add_row("together, an estimate", show_binary(used), Text("█" * round(used * scale), style="bold"))
+    table.add_row("its memory", show_binary(whole), Text("█" * round(whole * scale), "dim"))
     return table
 
 

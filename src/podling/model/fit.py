@@ -81,7 +81,8 @@ def batch_problems(config: Config, sizes: Mapping[str, int]) -> list[Problem]:
         near = _either(multiples_near(tokens, ways * context))
         problems.append(Problem("--batch-tokens", what, f"a multiple of {ways * context}: --batch-tokens {near}"))
     if micro and (micro % ways or rows % micro):
-        what = f"{micro} rows at a time do not divide {rows} rows over data x fsdp = {ways}"
+        at_once = f"{micro} row at a time does" if micro == 1 else f"{micro} rows at a time do"
+        what = f"{at_once} not divide {rows} rows over data x fsdp = {ways}"
         fix = f"use a multiple of {ways} that divides {rows}; --train.micro-batch 0 finds one"
         problems.append(Problem("--train.micro-batch", what, fix))
     return problems

@@ -11,13 +11,13 @@ import jax
 from podling.config import Config, ModelConfig
 from podling.errors import Problem, raise_if
 from podling.files import show_binary
-from podling.model.fit import fits, mesh_problems
+from podling.model.fit import batch_problems, fits, mesh_problems
 from podling.model.spec import param_specs
-from podling.parallel.axes import MESH_AXES, factorisations, mesh_text, read_mesh
+from podling.parallel.axes import MESH_AXES, batch_ways, factorisations, mesh_text, read_mesh
 from podling.parallel.mesh import abstract_mesh, storage_sharding
-from podling.train.batch_plan import USABLE, row_bytes
+from podling.train.batch_plan import USABLE, bytes_per_parameter, row_bytes
 
-BYTES_PER_PARAMETER = 16  # the weight, its two moments and its gradient, in float32
+HELD = "weights, moments, gradients and their copies"
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def settle_mesh(config: Config, machine: Machine, itemsize: int) -> MeshChoice:
 
 
 def choose_mesh(config: Config, machine: Machine, itemsize: int) -> MeshChoice:
-    """Pure data if a device holds the whole state; else the smallest fsdp that makes it fit, and only then tensor.
+    """Pure data if all of it fits on a device; else the smallest fsdp that makes it fit, and only then tensor.
 
     Of the meshes that fit, one that keeps fsdp and tensor between joined devices comes first: they send something for
     every layer, and data once a step.
@@ -79,65 +79,94 @@ def choose_mesh(config: Config, machine: Machine, itemsize: int) -> MeshChoice:
     possible = [sizes for sizes in factorisations(machine.devices) if fits(config, sizes)]
     if not possible:
         raise_if(_impossible(config, machine.devices))
-    row = row_bytes(config, itemsize)
     usable = USABLE * machine.device_bytes
-
-    def needs(sizes: Mapping[str, int]) -> float:
-        return state_bytes(config.model, sizes) + row / sizes["tensor"]
 
     def preference(sizes: Mapping[str, int]) -> tuple[float, ...]:
         inside = machine.joined % (sizes["fsdp"] * sizes["tensor"]) == 0
-        short = max(0.0, needs(sizes) - usable)  # when nothing holds it, the mesh that comes nearest
+        # When nothing holds it, the mesh that comes nearest.
+        short = max(0.0, _need(config, sizes, itemsize, usable).total - usable)
         return short, not inside, sizes["tensor"], sizes["fsdp"]
 
     best = min(possible, key=preference)
-    if machine.devices == 1 and needs(best) <= usable:
+    needed = _need(config, best, itemsize, usable)
+    if machine.devices == 1 and needed.total <= usable:
         return MeshChoice(best, "")
-    return MeshChoice(best, _why(config, machine, best, needs(best), usable))
+    return MeshChoice(best, _why(config, machine, best, needed))
 
 
-def state_bytes(model: ModelConfig, sizes: Mapping[str, int]) -> int:
-    """Bytes of weights, moments and gradients on each device: every leaf's share, as the spec tree and table say."""
+@dataclass(frozen=True)
+class Need:
+    """What training takes of each device, in bytes."""
+
+    per_parameter: int
+    held: int
+    """For the parameters that it holds: weights, moments, gradients and their copies."""
+    activations: float
+
+    @property
+    def total(self) -> float:
+        return self.held + self.activations
+
+
+def _need(config: Config, sizes: Mapping[str, int], itemsize: int, usable: float) -> Need:
+    """With the micro-batch that was asked for; else in one piece where that fits, or else the least that does."""
+    row, ways = row_bytes(config, itemsize) / sizes["tensor"], batch_ways(sizes)
+    rows = config.train.batch_tokens // config.model.context // ways
+
+    def need(rows_at_once: int) -> Need:
+        each = bytes_per_parameter(itemsize, accumulates=rows_at_once < rows)
+        return Need(each, held_bytes(config.model, sizes, each), rows_at_once * row)
+
+    if config.train.micro_batch:
+        return need(config.train.micro_batch // ways)
+    whole = need(rows)
+    return whole if whole.total <= usable else min(whole, need(1), key=lambda found: found.total)
+
+
+def held_bytes(model: ModelConfig, sizes: Mapping[str, int], per_parameter: int) -> int:
+    """Bytes on each device for the parameters it holds: every leaf's share, as the spec tree and table say."""
     mesh = abstract_mesh(sizes)
     return sum(
-        BYTES_PER_PARAMETER * math.prod(storage_sharding(mesh, leaf.axes).shard_shape(leaf.shape))
+        per_parameter * math.prod(storage_sharding(mesh, leaf.axes).shard_shape(leaf.shape))
         for leaf in jax.tree.leaves(param_specs(model))
     )
 
 
-def _why(config: Config, machine: Machine, sizes: dict[str, int], needed: float, usable: float) -> str:
-    whole = state_bytes(config.model, dict.fromkeys(MESH_AXES, 1))
-    device = show_binary(machine.device_bytes)
-    if needed > usable:
-        state = state_bytes(config.model, sizes)
+def _why(config: Config, machine: Machine, sizes: dict[str, int], needed: Need) -> str:
+    usable, device = USABLE * machine.device_bytes, show_binary(machine.device_bytes)
+    planned = f"of a device's {device} podling plans with three quarters ({show_binary(usable)})"
+    if needed.total > usable:
         train = config.train
         saves = [
             flag
             for flag, on in (("--train.remat full", train.remat == "full"), ("--train.loss-chunk", train.loss_chunk))
             if not on
         ]
-        advice = " and ".join(saves) if saves and state < usable else "more devices, or a smaller model, would help"
-        return (
-            f"state ({show_binary(state)}) and one row need about {show_binary(needed)} on each device, and {device} "
-            f"is all it has: expect to run out of memory ({advice})"
+        advice = (
+            " and ".join(saves) if saves and needed.held < usable else "more devices, or a smaller model, would help"
         )
+        outlook = "expect it to run" if needed.total > machine.device_bytes else "it may run"
+        return (
+            f"{HELD} ({show_binary(needed.held)}) and activations need about {show_binary(needed.total)} on each "
+            f"device, and {planned}, the rest being for what the compiler adds: {outlook} out of memory ({advice})"
+        )
+    alone: dict[str, int] = {axis: 1 for axis in MESH_AXES}
+    whole = show_binary(held_bytes(config.model, alone, needed.per_parameter))
     if sizes["fsdp"] == sizes["tensor"] == 1:
-        return f"the state ({show_binary(whole)}) fits on every device, so only gradients travel"
-    share = f"{show_binary(state_bytes(config.model, sizes))} on each"
-    fewer = {**dict.fromkeys(MESH_AXES, 1), "data": machine.devices}
-    if problems := mesh_problems(config, fewer, machine.devices):
-        return f"data={machine.devices} alone does not do: {problems[0].what}; the state is {share}"
-    over = sizes["fsdp"] * sizes["tensor"]
+        return f"{HELD} ({whole}) fit on every device, so only gradients travel"
+    share = f"{show_binary(needed.held)} on each"
+    if problems := mesh_problems(config, {**alone, "data": machine.devices}, machine.devices):
+        return f"data={machine.devices} alone does not do: {problems[0].what}; {HELD} are {share}"
     return (
-        f"{BYTES_PER_PARAMETER} bytes a parameter are {show_binary(whole)}, too much for a device's {device} with "
-        f"activations beside them; sharded over {over} they are {share}"
+        f"{HELD}, {needed.per_parameter} bytes a parameter, are {whole}, and {planned} for them and activations; "
+        f"sharded over {sizes['fsdp'] * sizes['tensor']} they are {share}"
     )
 
 
 def _impossible(config: Config, devices: int) -> list[Problem]:
-    """Why no mesh of all devices will do, and how many would."""
+    """Why no mesh of all devices will do, and how many would: what keeps the batch from the simplest of them."""
     fewer = [count for count in range(devices - 1, 0, -1) if any(fits(config, mesh) for mesh in factorisations(count))]
-    what = f"no mesh of all {devices} devices divides this model and batch, and none is left idle"
-    fix = f"show JAX {fewer[0]} of them, or change what follows so that data={devices} fits" if fewer else ""
-    sizes = {**dict.fromkeys(MESH_AXES, 1), "data": devices}
-    return [Problem("--mesh", what, fix), *mesh_problems(config, sizes, devices)]
+    first, *more = batch_problems(config, {**dict.fromkeys(MESH_AXES, 1), "data": devices})
+    what = f"no mesh of all {devices} devices divides this model and batch, and none is left idle: {first.what}"
+    others = f"\n    or show JAX {fewer[0]} of them" if fewer else ""
+    return [Problem(first.where, what, first.fix + others), *more]

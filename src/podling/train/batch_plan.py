@@ -28,8 +28,13 @@ class BatchPlan:
         return self.rows * self.context
 
     def __str__(self) -> str:
-        cut = f"{self.micro_steps} micro-batches of {self.micro_batch} rows" if self.micro_steps > 1 else "in one piece"
-        return f"{self.tokens:,} tokens a step: {self.rows} rows of {self.context}, {cut}"
+        many = self.micro_steps > 1
+        cut = f"{self.micro_steps} micro-batches of {_rows_text(self.micro_batch)}" if many else "in one piece"
+        return f"{self.tokens:,} tokens a step: {_rows_text(self.rows)} of {self.context}, {cut}"
+
+
+def _rows_text(count: int) -> str:
+    return f"{count} row{'' if count == 1 else 's'}"
 
 
 def plan_batch(config: Config, mesh_sizes: Mapping[str, int], itemsize: int, device_bytes: int) -> BatchPlan:
@@ -49,19 +54,38 @@ def plan_batch(config: Config, mesh_sizes: Mapping[str, int], itemsize: int, dev
     raise_if(batch_problems(config, mesh_sizes))
     context, rows, micro = config.model.context, _rows(config), config.train.micro_batch
     if not micro:
-        # What parameters, moments and gradients leave.
-        state_bytes = 16 * _weights(config.model) / (mesh_sizes["fsdp"] * mesh_sizes["tensor"])
+        weights = _weights(config.model) / (mesh_sizes["fsdp"] * mesh_sizes["tensor"])
         # Everything a row needs is split over tensor: the residual stream, heads, mlp and vocabulary. (124M, 16 rows a
         # device over tensor=4, dots: 1.8 GiB by this estimate, 1.6 by the TPU compiler for v5e:2x4.)
         row = row_bytes(config, itemsize) / mesh_sizes["tensor"]
-        fits = max((USABLE * device_bytes - state_bytes) / row, 1) * ways
-        sizes = [size for size in range(ways, rows + 1, ways) if rows % size == 0]
-        micro = max(size for size in sizes if size <= max(fits, ways))
+
+        def room(*, accumulates: bool) -> float:
+            """Rows for which a device has memory beside what it holds of the parameters."""
+            held = bytes_per_parameter(itemsize, accumulates=accumulates) * weights
+            return (USABLE * device_bytes - held) / row
+
+        fits = max(room(accumulates=True), 1) * ways
+        sizes = [size for size in range(ways, rows + 1, ways) if rows % size == 0 and size <= fits]
+        micro = rows if room(accumulates=False) * ways >= rows else max(sizes)
     return BatchPlan(context=context, rows=rows, micro_batch=micro, micro_steps=rows // micro)
 
 
 def _rows(config: Config) -> int:
     return config.train.batch_tokens // config.model.context
+
+
+def bytes_per_parameter(itemsize: int, *, accumulates: bool) -> int:
+    """Bytes that a step holds for a parameter: 16 for it, its two moments and its gradient in float32, and the copies.
+
+    These are the weights in the compute dtype, which the TPU compiler casts once for all layers, and where gradients
+    are accumulated a micro-batch's own before they are added. (124M on a v5e chip, data=8: its program has every
+    kernel in bfloat16, and two micro-batches for one take 859 MiB more, of which the second gradients are 475.)
+
+    Args:
+        itemsize: bytes of the compute dtype.
+        accumulates: whether the batch is cut into micro-batches.
+    """
+    return 16 + (4 if accumulates else 0) + (itemsize if itemsize < 4 else 0)
 
 
 def row_bytes(config: Config, itemsize: int) -> int:
