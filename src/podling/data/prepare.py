@@ -122,7 +122,7 @@ def _given_prepared(config: DataConfig, out: Path | None, whole: bool) -> Path:
     if out is not None:
         raise InputError(Problem(str(folder), "is prepared already", "use it as it is: podling train --data"))
     manifest = Prepared.open(folder).manifest
-    if manifest["split_rule"] == "none" and not whole:
+    if manifest.get("split_rule") == "none" and not whole:
         what = "holds nothing out: it was prepared to be scored, not to be trained on"
         raise InputError(Problem(str(folder), what, "give the text itself"))
     made = manifest["config"]
