@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from podling.errors import InputError, Problem, RunError
+from podling.hosts import address
 from podling.hosts import join as joining
 from podling.hosts import member as member_module
 from podling.hosts.cluster import Place
 from podling.hosts.hosts import ALONE, Hosts, agree, broadcast, exchange
-from podling.hosts.join import HostArgs, join
+from podling.hosts.join import HostArgs, join, together
 from podling.hosts.member import Member
 from podling.hosts.register import Register
 from podling.hosts.relay import relay
@@ -27,7 +28,7 @@ SILENT_S = 1.5
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(member_module, "BEAT_S", 0.05)
     monkeypatch.setattr(member_module, "GRACE_S", 0.3)
-    monkeypatch.setattr(joining, "TELL_S", 0.2)
+    monkeypatch.setattr(address, "TELL_S", 0.2)
 
 
 class Room:
@@ -222,6 +223,23 @@ def test_failing_alike_is_said_by_the_first(room: Room) -> None:
     assert in_threads(*(lambda h=h: h.fail("--mesh: is wrong") for h in hosts)) == [False, True, True]
 
 
+@pytest.mark.parametrize("beside_first", [False, True])
+def test_others_point_to_what_the_first_says(room: Room, monkeypatch: pytest.MonkeyPatch, beside_first: bool) -> None:
+    hosts = room.enter_all()
+    monkeypatch.setattr(joining, "join", lambda place, say: hosts[place.process])
+
+    def run(process: int) -> list[str]:
+        place = Place(process, 3, "127.0.0.1:1", "")
+        with pytest.raises(InputError) as error, together(place, print, beside_first=beside_first):
+            raise InputError([Problem("--lr", "differs", "mend it"), Problem("--seed", "differs too")])
+        return list(map(str, error.value.problems))
+
+    told = in_threads(*(lambda n=n: run(n) for n in range(3)))
+    assert told[0] == ["--lr: differs\n    mend it", "--seed: differs too"]
+    pointer = "process {} of 3: process 0 says why: --lr: differs (and 1 more)"
+    assert told[1:] == ([[], []] if beside_first else [[pointer.format(1)], [pointer.format(2)]])
+
+
 def test_an_error_because_another_is_gone_is_told_as_that(room: Room) -> None:
     hosts = room.enter_all()
 
@@ -292,7 +310,7 @@ def test_port_taken() -> None:
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "203.0.113.1"])  # an address of no machine (RFC 5737)
 def test_the_first_process_does_not_find_itself(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "OWN_S", 0.5)
+    monkeypatch.setattr(address, "OWN_S", 0.5)
     port = free_port()
     with pytest.raises(InputError, match=f"does not find itself at {host}: ") as error:
         join(HostArgs(f"{host}:{port}", 2, 0), print)
@@ -301,12 +319,12 @@ def test_the_first_process_does_not_find_itself(host: str, monkeypatch: pytest.M
 
 
 def test_the_first_process_finds_somebody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "OWN_S", 0.3)
+    monkeypatch.setattr(address, "OWN_S", 0.3)
     mine, other = (Register(socket.create_server(("127.0.0.1", 0)), 2) for _ in range(2))
     place = Place(0, 2, f"127.0.0.1:{other.listener.getsockname()[1]}", "")
     with pytest.raises(InputError, match="something else answers there"):
-        joining._find_oneself(place, mine, 0.3)
-    joining._find_oneself(place, other, 0.3)
+        address.find_oneself(place, mine, 0.3)
+    address.find_oneself(place, other, 0.3)
 
 
 def test_something_else_answers_there() -> None:
@@ -333,10 +351,10 @@ def test_strangers_do_not_disturb_the_register(room: Room) -> None:
 
 def test_the_relay_passes_on_and_stays_open_when_the_far_end_is_gone() -> None:
     with socket.create_server(("127.0.0.1", 0)) as far:
-        address = ("127.0.0.1", relay("127.0.0.1", far.getsockname()[1]))
-        near = socket.create_connection(address)
+        near_end = ("127.0.0.1", relay("127.0.0.1", far.getsockname()[1]))
+        near = socket.create_connection(near_end)
         link, _ = far.accept()
-        later = socket.create_connection(address)
+        later = socket.create_connection(near_end)
         far.accept()[0].close()
         near.sendall(b"ping")
         assert link.recv(10) == b"ping"

@@ -235,6 +235,14 @@ def test_alone_it_needs_no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
             ["--lr: 'x' is not a number", "--num-processes: is the launcher's"],
         ),
         ("local --json -- train", ["--json: there is no such flag"]),
+        (
+            "local --processes 3 train --lr 1",
+            ["-- is missing before train", "launch local --processes 3 -- train --lr 1"],
+        ),
+        (
+            "train --lr 1",
+            ["stopped\n  podling launch: -- is missing before train\n      podling launch local -- train --lr 1"],
+        ),
     ],
 )
 def test_bad_input_is_told_once_and_at_once(line: str, expected: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -252,3 +260,10 @@ def test_flags_of_train(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--coordinator", "nowhere", "--process-id", "1", "--lr", "x"]) == 2
     err = capsys.readouterr().err
     assert "--num-processes: must be given too" in err and "'nowhere' is not host:port" in err and "--lr" in err
+
+
+def test_what_was_typed_counts_also_where_it_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--coordinator", "", "--process-id", "-1", "--num-processes", "0"]) == 2
+    err = capsys.readouterr().err
+    assert "--coordinator: '' is not host:port" in err and "--process-id: -1 is negative" in err
+    assert "--num-processes: 0 is less than 1" in err and "must be given too" not in err

@@ -39,6 +39,7 @@ examples:
 
 def main(argv: list[str]) -> dict[str, Any]:
     """Launch, wait for all processes, and end as they did."""
+    _expect_dashes(argv)
     at = argv.index("--") if "--" in argv else len(argv)
     own, command = argv[:at], argv[at + 1 :]
     target = own[0] if own and not own[0].startswith("-") else ""
@@ -51,6 +52,14 @@ def main(argv: list[str]) -> dict[str, Any]:
     raise_if(problems + _command_problems(command))
     code, answer = run_local(command, args.processes, args.devices_per_process)
     raise Ended(code, answer)
+
+
+def _expect_dashes(argv: list[str]) -> None:
+    """Without -- every flag of the command would be taken for one of the launcher's, and each would be a problem."""
+    at = next((index for index, word in enumerate(argv) if word in COMMANDS), None)
+    if at is not None and "--" not in argv and not {"-h", "--help"} & set(argv):
+        line = " ".join([*(argv[:at] or TARGETS), "--", *argv[at:]])
+        raise InputError(Problem("podling launch", f"-- is missing before {argv[at]}", f"podling launch {line}"))
 
 
 def _target_problems(target: str) -> list[Problem]:

@@ -35,14 +35,11 @@ class Args:
     """The number of this process, from 0."""
     config: Annotated[Config, arg(name="")] = field(default_factory=Config)
 
-    @property
-    def hosts(self) -> HostArgs:
-        """The three flags of several processes."""
-        return HostArgs(self.coordinator, self.num_processes, self.process_id)
 
+def read(argv: list[str]) -> tuple[Args, HostArgs, Config, list[str]]:
+    """The arguments, those of several processes, the configuration they come to, and notes for the person.
 
-def read(argv: list[str]) -> tuple[Args, Config, list[str]]:
-    """The arguments, the configuration they come to, and notes for the person; needs no JAX.
+    Needs no JAX.
 
     Raises:
         InputError: with everything that is wrong with them.
@@ -56,29 +53,39 @@ def read(argv: list[str]) -> tuple[Args, Config, list[str]]:
         default=Args(config=base),
         problems=problems,
     )
+    hosts = HostArgs(*(value if flag in parsed.given else None for flag, value in _host_flags(parsed.args)))
     config, notes, found = settle(parsed.args.config, parsed.given)
-    found += validate(config) + host_problems(parsed.args.hosts)
+    found += validate(config) + host_problems(hosts)
     found += data_problems(config.data, everything=not parsed.problems and not found)
     named = {problem.where for problem in parsed.problems}
     raise_if(parsed.problems + [problem for problem in found if problem.where not in named])
-    return parsed.args, config, notes
+    return parsed.args, hosts, config, notes
+
+
+def _host_flags(args: Args) -> list[tuple[str, Any]]:
+    """In the order of `HostArgs`. What was typed counts, even where it is the default: `--process-id -1` is wrong."""
+    return [
+        ("--coordinator", args.coordinator),
+        ("--num-processes", args.num_processes),
+        ("--process-id", args.process_id),
+    ]
 
 
 def main(argv: list[str]) -> dict[str, Any]:
     """Train, or continue a run, and return its summary."""
-    args, config, notes = read(argv)
-    follow_launcher()
+    args, host_args, config, notes = read(argv)
+    launched = follow_launcher()
     choose_platform(config.run.device)
     from podling.cli.main import Ended, end_at_once
     from podling.train.progress import make_reporter
     from podling.train.start import train
 
-    place = find(args.hosts)
+    place = find(host_args)
     if place is not None:
         quiet_gloo()
     reporter = make_reporter(total_steps(config), json=args.json, log_every=config.run.log_every)
     try:
-        with together(place, reporter.say) as hosts:
+        with together(place, reporter.say, beside_first=launched) as hosts:
             if hosts.member is not None:
                 hosts.member.end = end_at_once
             for note in notes if hosts.is_first else []:

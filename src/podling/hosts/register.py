@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SILENT_S = 25.0
-"""After this long without a sign of life a process counts as lost: many missed beats, so that a busy machine is no loss,
-and short of the minute in which all have ended."""
+"""After this long without a sign of life a process counts as lost: many missed beats, so a busy machine is no loss, and
+short of the minute in which all have ended."""
 SEND_S = 5
 
 

@@ -10,11 +10,16 @@ LAUNCHER = "PODLING_LAUNCHER_FD"
 SAVE_S = 60.0
 
 
-def follow_launcher() -> None:
-    """Stop as by SIGTERM, and so save, when the launcher is gone. Without a launcher this does nothing."""
+def follow_launcher() -> bool:
+    """Stop as by SIGTERM, and so save, when the launcher is gone. Without a launcher this does nothing.
+
+    Returns:
+        Whether there is one: what process 0 says is then read next to what this process says.
+    """
     handle = os.environ.pop(LAUNCHER, "")
     if handle:
         threading.Thread(target=_follow, args=(int(handle),), name="launcher", daemon=True).start()
+    return bool(handle)
 
 
 def _follow(handle: int) -> None:
