@@ -87,7 +87,7 @@ def test_bars_are_as_long_as_what_they_stand_for():
     assert drawn("gpt2-xl", "v5e:1x1", "data=1")[1].find(f"{SVG}line") is not None  # past its memory
 
 
-@pytest.mark.parametrize("chips", ["v3:8x32", "v3:16x16", "v5e:16x16", "v3:2x2"])
+@pytest.mark.parametrize("chips", ["v3:64x4", "v3:8x32", "v3:16x16", "v5e:16x16", "v3:2x2"])
 def test_labels_of_chips_do_not_touch(chips):
     _, root = drawn("gpt2", chips, f"data={parse_topology(chips).devices}")
     labels = [text for text in root.iter(f"{SVG}text") if (text.text or "").isdecimal() and text.get("class") == "soft"]
@@ -96,7 +96,7 @@ def test_labels_of_chips_do_not_touch(chips):
     places = [float(text.get("x", 0)) for text in across]
     assert min(b - a for a, b in itertools.pairwise(places)) >= 8 * len(across[-1].text or "")
     down = [float(text.get("y", 0)) for text in labels if text.get("text-anchor") is None]
-    assert len(down) >= 2 and min(b - a for a, b in itertools.pairwise(down)) >= 12
+    assert down and min((b - a for a, b in itertools.pairwise(down)), default=12) >= 12
     left, right = (next(text for text in across if text.text == x) for x in ("0", across[-1].text))
     cells = sorted({float(rect.get("x", 0)) for rect in root.iter(f"{SVG}rect") if rect.get("class") == "cell"})
     chips_wide, cores = parse_topology(chips).shape[0], len(cells) // parse_topology(chips).shape[0]
