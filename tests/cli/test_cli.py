@@ -255,3 +255,31 @@ def test_a_signal_that_comes_in_a_callback_ends_the_program_at_once(name: str, c
     assert "Exception ignored" not in done.stderr and "Traceback" not in done.stderr
     assert "podling train: stopped" in done.stderr
     assert time.monotonic() - began_s < GIVE_UP_S
+
+
+IMPORTING = """
+import sys
+from podling.cli import main as cli
+def command(argv):
+    import slow
+cli._command = lambda name: type("C", (), {"main": staticmethod(command)})
+sys.argv = ["podling", "train", "--json"]
+cli.entry()
+"""
+SLOW = """
+import os, signal, time
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(30)
+except BaseException as error:  # as the loader of C++ modules does
+    raise ImportError("initialization failed") from error
+"""
+
+
+def test_a_signal_that_comes_during_an_import_ends_the_program_at_once(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    began_s = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", IMPORTING], capture_output=True, text=True, timeout=20, cwd=tmp_path)
+    assert done.returncode == 143 and json.loads(done.stdout)["exit_code"] == 143
+    assert done.stderr == "podling train: stopped\n  interrupted: stopped by SIGTERM\n"
+    assert time.monotonic() - began_s < GIVE_UP_S

@@ -93,6 +93,8 @@ def end_at_once(problem: Problem) -> None:
 def _end_at_once(command: str, answer: Any, problem: Problem, code: int) -> None:
     _fail(command, [problem], code, answer)
     with contextlib.suppress(OSError):
+        if sys.stderr.isatty():
+            sys.stderr.write("\x1b[?25h")  # a moving display hides the cursor, and cannot bring it back now
         sys.stderr.flush()
     os._exit(code)
 
@@ -206,13 +208,16 @@ def _stoppable(command: str, answer: Any) -> Iterator[None]:
     """Ctrl-C and SIGTERM unwind the program; when a library swallows that, the program ends all the same.
 
     At once where Python tells of it: what a callback raises (of the garbage collector, of JAX) goes to
-    `sys.unraisablehook` and no further. After `GIVE_UP_S` where nobody does.
+    `sys.unraisablehook` and no further. At once during an import too: extension modules that are being loaded answer
+    an exception with a crash. After `GIVE_UP_S` where nobody tells.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(signum: int, frame: Any) -> None:
+        if _importing(frame):
+            end(signum)
         if not timers:
             timers.append(threading.Timer(GIVE_UP_S, end, (signum,)))
             timers[0].daemon = True
@@ -239,6 +244,12 @@ def _stoppable(command: str, answer: Any) -> Iterator[None]:
         sys.unraisablehook = hook_before
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _importing(frame: Any) -> bool:
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None
 
 
 def _stopped_by(signum: int) -> Problem:
