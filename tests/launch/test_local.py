@@ -267,3 +267,12 @@ def test_what_was_typed_counts_also_where_it_is_the_default(capsys: pytest.Captu
     err = capsys.readouterr().err
     assert "--coordinator: '' is not host:port" in err and "--process-id: -1 is negative" in err
     assert "--num-processes: 0 is less than 1" in err and "must be given too" not in err
+
+
+def test_a_reader_that_left_is_no_failure() -> None:
+    gone, out = os.pipe()
+    os.close(gone)
+    command = [sys.executable, "-m", "podling", "--version"]
+    process = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    os.close(out)
+    assert (process.returncode, process.stderr) == (0, "")

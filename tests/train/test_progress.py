@@ -191,7 +191,7 @@ def test_a_long_status_says_how_long_it_took():
     ]
 
 
-def test_a_reader_that_goes_away_does_not_stop_the_run():
+def test_a_reader_that_goes_away_does_not_stop_the_run(monkeypatch):
     tries = []
 
     class Gone(io.StringIO):
@@ -199,7 +199,8 @@ def test_a_reader_that_goes_away_does_not_stop_the_run():
             tries.append(True)
             raise BrokenPipeError
 
-    reporter = PlainReporter(40, stream=Gone())
+    monkeypatch.setattr(sys, "stdout", Gone())
+    reporter = PlainReporter(40)
     run_through(reporter)
     reporter.summary(SUMMARY)
     assert len(tries) == 1

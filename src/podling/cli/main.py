@@ -114,6 +114,10 @@ def entry() -> None:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+    try:
+        sys.stdout.flush()
+    except OSError:  # the reader left, as in `podling train | head`: Python would try again, and end with code 120
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 
 

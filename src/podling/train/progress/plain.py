@@ -1,6 +1,7 @@
 """Lines for a log file, a pipe, or a notebook's shell command: no bar, no colour, nothing rewritten."""
 
 import contextlib
+import io
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -114,7 +115,9 @@ class PlainReporter:
         """Nothing is held."""
 
     def _render(self, view: RenderableType) -> None:
-        console = Console(width=WIDTH, color_system=None, force_terminal=False, legacy_windows=False)
-        with console.capture() as capture:
-            console.print(view)
-        self.say("\n".join(line.rstrip() for line in capture.get().rstrip("\n").split("\n")))
+        # Not stdout, not even to capture: rich ends the program when stdout's reader is gone.
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"  # which decides what its boxes are drawn with
+        text = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="replace", newline="")
+        Console(file=text, width=WIDTH, color_system=None, force_terminal=False, legacy_windows=False).print(view)
+        text.seek(0)
+        self.say("\n".join(line.rstrip() for line in text.read().rstrip("\n").split("\n")))
