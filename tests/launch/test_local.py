@@ -269,10 +269,14 @@ def test_what_was_typed_counts_also_where_it_is_the_default(capsys: pytest.Captu
     assert "--num-processes: 0 is less than 1" in err and "must be given too" not in err
 
 
-def test_a_reader_that_left_is_no_failure() -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_left_is_no_failure(unbuffered: str) -> None:
     gone, out = os.pipe()
     os.close(gone)
     command = [sys.executable, "-m", "podling", "--version"]
-    process = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    process = subprocess.run(
+        command, stdout=out, stderr=subprocess.PIPE, env=environ, text=True, timeout=60, check=False
+    )
     os.close(out)
     assert (process.returncode, process.stderr) == (0, "")

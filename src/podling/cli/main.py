@@ -104,7 +104,10 @@ def entry() -> None:
     for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character is no reason to stop
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    code = main()
+    try:
+        code = main()
+    except BrokenPipeError:
+        code = 0
     hosts = sys.modules.get("podling.hosts.join")
     if code > 128 or (code and hosts is not None and hosts.joined):
         # Stopped by a signal, perhaps while a library was starting its threads: taking the interpreter down in order
