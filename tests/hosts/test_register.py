@@ -17,6 +17,7 @@ from podling.hosts.cluster import Place
 from podling.hosts.hosts import ALONE, Hosts, agree, broadcast, exchange
 from podling.hosts.join import HostArgs, join, together
 from podling.hosts.member import Member
+from podling.hosts.register import SILENT_S as SILENT_AFTER_S
 from podling.hosts.register import Register
 from podling.hosts.relay import relay
 from podling.hosts.waits import Waits
@@ -369,3 +370,7 @@ def test_the_relay_passes_on_and_stays_open_when_the_far_end_is_gone() -> None:
         near.recv(1)
     near.close()
     later.close()
+
+
+def test_podling_speaks_before_jax_may_abort() -> None:
+    assert SILENT_AFTER_S + 10 < joining.HEARTBEAT_S / 2
