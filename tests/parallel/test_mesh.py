@@ -27,11 +27,13 @@ def test_axes_in_any_order_and_absent_ones_are_one(text):
     [
         ("tensr=8", ["unknown axis 'tensr'", "did you mean tensor?"]),
         ("data=2,data=4", ["axis 'data' is given twice"]),
-        ("data", ["'data' needs a positive size", "data=2"]),
-        ("data=0", ["'data=0' needs a positive size"]),
-        ("data=-2", ["'data=-2' needs a positive size"]),
-        ("fsdp=two", ["'fsdp=two' needs a positive size", "fsdp=2"]),
-        ("", ["unknown axis ''", "data, fsdp, tensor"]),
+        ("data", ["'data' needs a whole number from 1 up", "data=2"]),
+        ("data=0", ["'data=0' needs a whole number from 1 up"]),
+        ("data=-2", ["'data=-2' needs a whole number from 1 up"]),
+        ("fsdp=two", ["'fsdp=two' needs a whole number from 1 up", "fsdp=2"]),
+        ("", ["is empty", "give auto"]),
+        ("data=2,,fsdp=4", ["'data=2,,fsdp=4' has an empty part"]),
+        ("data=2.0", ["'data=2.0' needs a whole number"]),
     ],
 )
 def test_text_that_is_no_mesh(text, words):

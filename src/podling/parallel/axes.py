@@ -15,12 +15,17 @@ def read_mesh(text: str) -> tuple[dict[str, int], list[Problem]]:
     problems: list[Problem] = []
     for part in text.split(","):
         axis, _, size = (piece.strip() for piece in part.partition("="))
-        if axis not in MESH_AXES:
+        if not part.strip():
+            what = f"{text!r} has an empty part" if text.strip() else "is empty"
+            problems.append(Problem("--mesh", what, "give auto, or sizes such as data=4,tensor=2"))
+        elif axis not in MESH_AXES:
             problems.append(Problem("--mesh", f"unknown axis {axis!r}", did_you_mean(axis, MESH_AXES)))
         elif axis in sizes:
             problems.append(Problem("--mesh", f"axis {axis!r} is given twice"))
         elif not size.isdecimal() or int(size) < 1:
-            problems.append(Problem("--mesh", f"{part.strip()!r} needs a positive size", f"for example {axis}=2"))
+            problems.append(
+                Problem("--mesh", f"{part.strip()!r} needs a whole number from 1 up", f"for example {axis}=2")
+            )
         else:
             sizes[axis] = int(size)
     return {axis: sizes.get(axis, 1) for axis in MESH_AXES}, problems

@@ -168,5 +168,5 @@ def _impossible(config: Config, devices: int) -> list[Problem]:
     fewer = [count for count in range(devices - 1, 0, -1) if any(fits(config, mesh) for mesh in factorisations(count))]
     first, *more = batch_problems(config, {**dict.fromkeys(MESH_AXES, 1), "data": devices})
     what = f"no mesh of all {devices} devices divides this model and batch, and none is left idle: {first.what}"
-    others = f"\n    or show JAX {fewer[0]} of them" if fewer else ""
+    others = f"\n    or show JAX {fewer[0]} of them (on a CPU: JAX_NUM_CPU_DEVICES={fewer[0]})" if fewer else ""
     return [Problem(first.where, what, first.fix + others), *more]
