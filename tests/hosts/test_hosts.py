@@ -31,7 +31,7 @@ try:
         rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
         x = jax.make_array_from_callback((2 * count,), rows, lambda i: np.ones(1, np.float32))
         step = jax.jit(lambda x: jax.sharding.reshard(x.sum() * x / x.shape[0], rows))
-        waits, vote, stop = Waits(hosts), StopVote(hosts, mesh), None
+        waits, vote, stop = Waits(hosts), StopVote(hosts), None
         waits.ask_for_saved(lambda: 500)
         end, hosts.member.end = hosts.member.end, lambda problem: (time.sleep(1), end(problem))
         with waits("first step", COMPILE_S):

@@ -122,47 +122,36 @@ def agree(hosts: Hosts, name: str, facts: dict[str, str], limit_s: float | None 
 class StopVote:
     """A signal that any process saw becomes every process's, at the same step.
 
+    Votes travel by the register and not as a collective beside the step's: on emulated devices the two have been seen
+    to wait for one another for ever, and once to mix their messages.
+
     Args:
         hosts: the processes.
-        mesh: of the run.
     """
 
-    def __init__(self, hosts: Hosts, mesh: Any):
-        self._alone = hosts.count == 1
-        self._votes: list[Any] = []
-        if self._alone:
-            return
-        import jax
-        import numpy as np
-        from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-
-        # One device of each process. The step runs on all of them, so the two have connections of their own: when a
-        # process is lost, Gloo would abort another that receives a message of the one where it expects the other.
-        firsts = {device.process_index: device for device in list(mesh.devices.flat)[::-1]}
-        devices = [firsts[process] for process in range(hosts.count)]
-        self._mesh = Mesh(devices, ("processes",), axis_types=(AxisType.Explicit,))
-        each = NamedSharding(self._mesh, PartitionSpec("processes"))
-
-        def ballot(number: int) -> jax.Array:
-            return jax.make_array_from_callback((hosts.count,), each, lambda index: np.full(1, number, np.int32))
-
-        self._ballot = ballot
-        self._none = ballot(0)
-        self._count = jax.jit(jax.numpy.max)
+    def __init__(self, hosts: Hosts):
+        self._hosts = hosts
+        self._unread: list[tuple[str, int]] = []
+        self._cast = 0
 
     def vote(self, signal_number: int | None) -> None:
         """Once a step, in every process: the signal this one has seen, or None. Does not wait for the others."""
-        if self._alone:
-            self._votes.append(signal_number or 0)
-            return
-        import jax
-
-        with jax.set_mesh(self._mesh), jax.transfer_guard("allow"):
-            self._votes.append(self._count(self._ballot(signal_number) if signal_number else self._none))
+        key = f"vote {self._cast}"
+        self._cast += 1
+        self._unread.append((key, signal_number or 0))
+        if self._hosts.member is not None:
+            self._hosts.member.give(key, signal_number or 0)
 
     def read(self) -> int | None:
         """The signal that any process had seen at the oldest vote not yet read; the same answer in every process.
 
         Call it one step late: then the answer is there already. None when no signal was seen, or no vote is unread.
+
+        Raises:
+            RunError: a process was lost, or failed.
         """
-        return int(self._votes.pop(0)) or None if self._votes else None
+        if not self._unread:
+            return None
+        key, mine = self._unread.pop(0)
+        member = self._hosts.member
+        return max([mine] if member is None else member.collect(key)) or None

@@ -136,8 +136,16 @@ class Member:
         Raises:
             RunError: a process was lost, or failed.
         """
-        beside = Wait(key, 0, time.monotonic(), None, True)
+        self.give(key, value)
+        return self.collect(key)
+
+    def give(self, key: str, value: Any) -> None:
+        """The first half of `meet`, which does not wait."""
         self._send({"give": key, "value": value})
+
+    def collect(self, key: str) -> list[Any]:
+        """The second half: what all gave under this key."""
+        beside = Wait(key, 0, time.monotonic(), None, True)
         with self._news:
             problem = None
             while key not in self._values and problem is None:

@@ -111,7 +111,7 @@ class Run:
             if self.together.is_first:
                 log = MetricsLog(self.folder.paths, self.config, restored_step=start, say=self.reporter.say)
                 self.log = stack.enter_context(log)
-            stop = AgreedStop(stack.enter_context(StopRequest()), self.together, self.session.mesh)
+            stop = AgreedStop(stack.enter_context(StopRequest()), self.together)
             state = self.steps(state, start, stop)
             result = self.between.evaluation(state, self.total_steps)
             self.between.save(state, self.total_steps)

@@ -3,7 +3,6 @@
 import signal
 import threading
 from types import FrameType
-from typing import Any
 
 from podling.hosts.hosts import StopVote
 from podling.train.together import Together
@@ -44,17 +43,16 @@ class AgreedStop:
     Args:
         request: of this process.
         together: the processes.
-        mesh: whose devices count the votes.
     """
 
-    def __init__(self, request: StopRequest, together: Together, mesh: Any):
+    def __init__(self, request: StopRequest, together: Together):
         self._request, self._together = request, together
-        self._vote = StopVote(together.hosts, mesh)
+        self._vote = StopVote(together.hosts)
 
     def poll(self) -> int | None:
         """The signal to answer now, or None; asked once a step in every process, at the same place.
 
-        With several processes it is what they knew one step ago: their votes are counted while the device works.
+        With several processes it is what they knew one step ago: their votes travel while the device works.
         """
         if self._together.hosts.count == 1:
             return self._request.signal_number
