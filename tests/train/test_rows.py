@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from podling.parallel.mesh import batch_sharding, make_mesh
-from podling.train.rows import checksum, device_checksum, rows_here, spread
+from podling.train.rows import checksum, device_checksum, place, rows_here
 
 TOKENS = np.random.default_rng(0).integers(0, 50_000, (2, 16, 12)).astype(np.int32)
 
@@ -16,7 +16,7 @@ def test_rows_lie_where_the_sharding_says_and_add_up(mesh):
     sharding = batch_sharding(grid, "micro", "batch", "sequence")
     assert rows_here(sharding, 16, axis=1) == list(range(16))  # this process holds all devices
     with jax.set_mesh(grid):
-        placed = spread((TOKENS, TOKENS + 1), sharding, 16, axis=1)
+        placed = place((TOKENS, TOKENS + 1), sharding, 16, axis=1)
         assert device_checksum(placed[0]) == checksum(TOKENS)
         assert device_checksum(placed[1]) == checksum(TOKENS + 1) != checksum(TOKENS)
     for piece in placed[0].addressable_shards:

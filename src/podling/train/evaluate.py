@@ -19,7 +19,7 @@ from podling.model.loss import cross_entropy
 from podling.model.spec import Params
 from podling.parallel.mesh import batch_sharding
 from podling.train.progress.words import how_far
-from podling.train.rows import rows_here, spread
+from podling.train.rows import place, rows_here
 
 IN_FLIGHT = 4  # batches dispatched before a result is read: the device never waits, and memory stays bounded
 
@@ -102,4 +102,4 @@ class Evaluator:
     def _put(self, rows: np.ndarray) -> jax.Array:
         missing = self._rows - len(rows)
         whole = np.pad(rows, ((0, missing), (0, 0)))
-        return spread(whole[self._mine], self._sharding, self._rows, axis=0)
+        return place(whole[self._mine], self._sharding, self._rows, axis=0)

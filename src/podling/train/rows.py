@@ -22,7 +22,7 @@ def rows_here(sharding: NamedSharding, rows: int, axis: int) -> list[int]:
     return sorted({row for index in indices if index is not None for row in range(rows)[index[axis]]})
 
 
-def spread(arrays: Any, sharding: NamedSharding, rows: int, axis: int) -> Any:
+def place(arrays: Any, sharding: NamedSharding, rows: int, axis: int) -> Any:
     """Global arrays out of this process's rows of them; each device gets the rows it holds.
 
     Args:

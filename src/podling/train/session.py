@@ -18,7 +18,7 @@ from podling.train.batch_plan import BatchPlan, device_memory_bytes, plan_batch
 from podling.train.evaluate import Evaluator
 from podling.train.progress import Reporter
 from podling.train.retrace import TraceCounter
-from podling.train.rows import checksum, device_checksum, rows_here, spread
+from podling.train.rows import checksum, device_checksum, place, rows_here
 from podling.train.step import DeviceBatch, StepMetrics, TrainState, init_state, make_train_step
 
 
@@ -122,7 +122,7 @@ class Session:
     def put(self, batch: Batch) -> DeviceBatch:
         """Lay a batch out over the mesh: this process's rows go to its devices."""
         arrays = (batch.inputs, batch.targets, batch.weights)
-        return DeviceBatch(*spread(arrays, _layout(self.mesh), self.plan.micro_batch, axis=1))
+        return DeviceBatch(*place(arrays, _layout(self.mesh), self.plan.micro_batch, axis=1))
 
     def batch_on_devices(self, step: int) -> tuple[int, int]:
         """Checksums of a step's inputs: of the whole batch as it should be, and as all devices together hold it."""
