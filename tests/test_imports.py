@@ -13,9 +13,10 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = [
     {"errors"},
-    {"config", "files"},
+    {"config", "files", "chips"},
     {"data", "parallel", "presets", "hlo"},
     {"validate", "model", "hosts"},
+    {"cost"},
     {"run"},
     {"generate"},
     {"interop"},

@@ -1,0 +1,1 @@
+"""What a training step takes of a chip, in bytes and seconds: read from the compiled program, or estimated without."""

@@ -1,0 +1,60 @@
+"""The training step ahead of time: traced and lowered for a mesh from shapes alone, with no array and no device.
+
+Training, planning and explaining all compile what comes from here, so that none of them describes the step anew.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from podling.config import Config
+from podling.parallel.mesh import batch_sharding
+from podling.train.step import DeviceBatch, TrainState, init_state, make_train_step
+
+
+def abstract_state(config: Config, mesh: Mesh) -> TrainState:
+    """Shapes, dtypes and shardings of the state, without any of its bytes.
+
+    Args:
+        config: resolved (`vocab_size` known).
+        mesh: of devices that may not be there; the ambient one (`jax.set_mesh`).
+    """
+
+    def on_mesh(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        spec = leaf.sharding.spec if leaf.sharding is not None else PartitionSpec()
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
+
+    return jax.tree.map(on_mesh, jax.eval_shape(lambda: init_state(config)))
+
+
+def abstract_batch(config: Config, mesh: Mesh, micro_batch: int, micro_steps: int) -> DeviceBatch:
+    """The arguments' types of one step: [micro_steps, micro_batch, context] sequences over the mesh."""
+    sharding = batch_sharding(mesh, "micro", "batch", "sequence")
+    shape = (micro_steps, micro_batch, config.model.context)
+    tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding)
+    return DeviceBatch(tokens, tokens, jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding))
+
+
+def lower_step(
+    config: Config,
+    mesh: Mesh,
+    dtype: Any,
+    micro_batch: int,
+    micro_steps: int,
+    wrap: Callable[[Any], Any] = lambda step: step,
+) -> Any:
+    """The step as `jax.jit(...).lower(...)` gives it, its state donated.
+
+    Args:
+        config: resolved (`vocab_size`, `steps` known).
+        mesh: the ambient one; of real devices or of a topology's.
+        dtype: compute precision.
+        micro_batch: rows of one forward pass, over all devices.
+        micro_steps: forward passes in a step.
+        wrap: put around the step before it is traced.
+    """
+    step = jax.jit(wrap(make_train_step(config, dtype)), donate_argnums=0)
+    return step.lower(abstract_state(config, mesh), abstract_batch(config, mesh, micro_batch, micro_steps))
