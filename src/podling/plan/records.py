@@ -48,6 +48,19 @@ class Loss:
 
 
 @dataclass(frozen=True)
+class Size:
+    """One size of the ladder, when the plan chooses the model too."""
+
+    name: str
+    params: int
+    tokens: int  # in the budget
+    tokens_per_s: float
+    loss_range: tuple[float, float] | None
+    compiled: bool  # or else by estimate
+    fits: bool
+
+
+@dataclass(frozen=True)
 class Plan:
     """The answer."""
 
@@ -64,4 +77,5 @@ class Plan:
     command: str
     plan_s: float
     compiled: int  # programs that were compiled now; the others came from the cache
+    sizes: tuple[Size, ...] = ()  # lowest loss first; empty where the model was given
     notes: tuple[str, ...] = field(default=())

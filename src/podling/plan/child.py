@@ -1,0 +1,63 @@
+"""The process that compiles one program: it alone loads the TPU compiler, whose messages stay in it.
+
+Run as `python -m podling.plan.child FOLDER` with a job as JSON on stdin; it leaves `answer.json` and, where the
+compiler took the program, `program.hlo.gz` in the folder. Its environment is set by `podling.plan.compile`.
+"""
+
+import gzip
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from podling.config import from_dict
+from podling.errors import PodlingError
+from podling.parallel.device import compute_dtype
+from podling.parallel.mesh import make_mesh
+from podling.topology import devices, parse_topology
+from podling.train.lowering import lower_step
+
+
+def main(folder: Path, job: dict[str, Any]) -> None:
+    """Compile the job's step and write down what the compiler says."""
+    config = from_dict(job["config"], "job")
+    if job["topology"]:
+        found = devices(parse_topology(job["topology"]), job["slices"])
+    else:
+        found = jax.devices()
+    mesh = make_mesh(job["mesh"], found)
+    dtype = compute_dtype(config.train.dtype, job["platform"])
+    with jax.set_mesh(mesh):
+        began_s = time.perf_counter()
+        lowered = lower_step(config, mesh, dtype, job["micro_batch"], job["accumulation"])
+        lowered_s = time.perf_counter()
+        try:
+            compiled = lowered.compile()
+        except Exception as error:  # XLA's own exception, whatever class it has
+            answer: dict[str, Any] = {"refused": str(error)}
+        else:
+            (folder / "program.hlo.gz").write_bytes(gzip.compress(compiled.as_text().encode(), compresslevel=3))
+            answer = {"memory": _memory(compiled.memory_analysis())}
+        answer |= {"lower_s": lowered_s - began_s, "compile_s": time.perf_counter() - lowered_s}
+    (folder / "answer.json").write_text(json.dumps(answer))
+
+
+def _memory(found: Any) -> dict[str, int]:
+    return {
+        "argument_bytes": found.argument_size_in_bytes,
+        "output_bytes": found.output_size_in_bytes,
+        "alias_bytes": found.alias_size_in_bytes,
+        "temp_bytes": found.temp_size_in_bytes,
+        "code_bytes": found.generated_code_size_in_bytes,
+    }
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]), json.load(sys.stdin))
+    except PodlingError as error:
+        answer = {"problems": [vars(problem) for problem in error.problems]}
+        (Path(sys.argv[1]) / "answer.json").write_text(json.dumps(answer))

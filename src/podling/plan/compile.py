@@ -1,0 +1,171 @@
+"""A layout compiled for a target by the target's own compiler, in a process of its own, and read."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from podling.config import Config, to_dict
+from podling.cost.calibration import calibration
+from podling.cost.cpu import cpu_step_time
+from podling.cost.hbm import MemoryStats, hbm_of
+from podling.cost.records import Hbm, Layout, OpTime, StepTime, Tensor
+from podling.cost.refusal import read_refusal
+from podling.cost.step_time import step_time
+from podling.errors import InputError, Problem, RunError
+from podling.files import writing
+from podling.hlo.program import read_program
+from podling.parallel.axes import read_mesh
+from podling.plan.cache import READING_SOURCE, Programs, program_key, source_hash
+from podling.plan.records import Option
+from podling.plan.target import Target
+from podling.topology import compiler_environment
+
+SHOWN_OPS = 60
+"""Instructions kept of a reading: those that take most time."""
+
+
+def with_layout(config: Config, layout: Layout) -> Config:
+    """The configuration that trains in this layout."""
+    train = replace(
+        config.train, micro_batch=layout.micro_batch, remat=layout.remat, loss_chunk=layout.loss_chunk
+    )
+    return replace(config, train=train, run=replace(config.run, mesh=layout.mesh))
+
+
+class Compiler:
+    """Answers what a layout takes on a target, from the cache where it was asked before.
+
+    Args:
+        config: resolved (`vocab_size`, `steps` known); its layout is overridden by each that is asked.
+        target: TPUs, or the CPU of this machine.
+        programs: the cache.
+        peaks: of this machine's CPU, where that is the target.
+        say: told what is being compiled.
+    """
+
+    def __init__(self, config: Config, target: Target, programs: Programs, peaks: Any, say: Callable[[str], None]):
+        self.config, self.target, self.programs, self.peaks, self.say = config, target, programs, peaks, say
+        self.compiled = 0
+        self.compile_s = 0.0
+
+    def option(self, layout: Layout) -> Option:
+        """Compile the layout, or find it compiled.
+
+        Raises:
+            RunError: the compiler died.
+            InputError: the target is not one of its own.
+        """
+        config = with_layout(self.config, layout)
+        job = self._job(layout)
+        key = program_key(config, job)
+        answer = self.programs.answer(key)
+        if answer is None or ("refused" not in answer and self.programs.text(key) is None):
+            answer = self._compile(config, job, key, layout)
+        where = str(self.programs.compiler_text(key))
+        if "refused" in answer:
+            refusal = read_refusal(answer["refused"], self.target.device_bytes)
+            return Option(layout, refusal.hbm, None, answer["compile_s"], refusal.words, where)
+        hbm, time_ = self._read(key, layout, answer)
+        return Option(layout, hbm, time_, answer["compile_s"], "", where)
+
+    def _job(self, layout: Layout) -> dict[str, Any]:
+        topology = self.target.topology
+        return {
+            "topology": topology.name if topology else "",
+            "slices": self.target.slices,
+            "devices": self.target.devices,
+            "platform": self.target.platform,
+            "mesh": layout.mesh,
+            "micro_batch": layout.micro_batch,
+            "accumulation": layout.accumulation,
+        }
+
+    def _compile(self, config: Config, job: dict[str, Any], key: str, layout: Layout) -> dict[str, Any]:
+        self.say(f"compiling for {self.target.name}: {layout}")
+        began_s = time.perf_counter()
+        with self.programs.filling(key) as folder:
+            answer = run_child(folder, {**job, "config": to_dict(config)})
+        self.compiled += 1
+        self.compile_s += time.perf_counter() - began_s
+        return answer
+
+    def _read(self, key: str, layout: Layout, answer: dict[str, Any]) -> tuple[Hbm, StepTime]:
+        how = source_hash(READING_SOURCE)
+        found = None if self.peaks else self.programs.reading(key, how)  # a CPU's depends on the peaks of the moment
+        if found is None:
+            program = read_program(self.programs.text(key) or "")
+            hbm = hbm_of(program, MemoryStats(**answer["memory"]), self.target.device_bytes)
+            sizes = read_mesh(layout.mesh)[0]
+            if self.peaks:
+                found_time = cpu_step_time(program, self.peaks, sizes)
+            else:
+                found_time = step_time(program, self.target.chip, sizes, self.target.topology, self.target.slices)
+            found_time = replace(found_time, ops=found_time.ops[:SHOWN_OPS])
+            if self.peaks:
+                return hbm, found_time
+            found = {"hbm": asdict(hbm), "time": asdict(found_time)}
+            self.programs.keep_reading(key, how, found)
+        return _hbm(found["hbm"]), _step_time(found["time"])
+
+
+def _hbm(record: dict[str, Any]) -> Hbm:
+    return Hbm(**{**record, "largest": tuple(Tensor(**tensor) for tensor in record["largest"])})
+
+
+def _step_time(record: dict[str, Any]) -> StepTime:
+    low, high = record["range_s"]
+    return StepTime(**{**record, "range_s": (low, high), "ops": tuple(OpTime(**op) for op in record["ops"])})
+
+
+def run_child(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
+    """Run the compiler on a job, its output in `folder/compiler.txt`; what it answered.
+
+    Raises:
+        InputError: what the compiler does not take.
+        RunError: it died; the file with its words is named.
+    """
+    environment = {**os.environ, **(compiler_environment() if job["topology"] else {"JAX_PLATFORMS": "cpu"})}
+    if not job["topology"]:
+        environment["JAX_NUM_CPU_DEVICES"] = str(job["devices"])
+    with writing(folder), (folder / "compiler.txt").open("wb") as said:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "podling.plan.child", str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=said,
+            stderr=said,
+            env=environment,
+        )
+        try:
+            child.communicate(json.dumps(job).encode())
+        finally:
+            child.kill()
+            child.wait()
+    answer_file = folder / "answer.json"
+    if child.returncode or not answer_file.exists():
+        raise RunError(_died(folder, child.returncode))
+    answer = json.loads(answer_file.read_text())
+    if "problems" in answer:
+        raise InputError([Problem(**problem) for problem in answer["problems"]])
+    if "refused" in answer:
+        with writing(folder), (folder / "compiler.txt").open("a") as said:
+            said.write("\n" + answer["refused"] + "\n")
+    return answer
+
+
+def _died(folder: Path, code: int) -> Problem:
+    """What to say of a compiler that left no answer; its words are kept where the folder will not be removed."""
+    text = (folder / "compiler.txt").read_text(errors="replace")
+    kept = folder.parent / "last-failure.txt"
+    with writing(kept):
+        kept.write_text(text)
+    if code == -9:
+        what = "was killed: this machine has too little memory for it, or someone stopped it"
+        return Problem("the compiler", what, f"close other programs, then repeat; its output: {kept}")
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    return Problem("the compiler", f"failed: {lines[-1] if lines else 'it said nothing'}", f"its whole output: {kept}")
