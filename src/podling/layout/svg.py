@@ -1,30 +1,15 @@
-"""A layout as a picture: the grid of devices, and what fills the memory of one of them.
-
-Written by hand as SVG, 480 units wide so that a phone shows it legibly; colours follow the reader's light or dark
-scheme, and no font or script is fetched.
-"""
+"""A layout as a picture: the grid of devices, and what fills the memory of one of them."""
 
 import colorsys
 import math
 import textwrap
-from html import escape
 
 from podling.files import show_binary
 from podling.layout.describe import ESTIMATE_NOTE, Layout
 from podling.layout.grid import Cell, Grid, directions, legend, live_axes, plane_rows, planes
+from podling.svg import COLOURS, INNER, MARGIN, WIDTH, document, text
 
-WIDTH, MARGIN = 480, 16
-INNER = WIDTH - 2 * MARGIN
 LINE = 15
-BAR_COLOURS = ("#2f81f7", "#8957e5", "#bf4b8a", "#d29922", "#3fb950", "#db6d28", "#1b7c83")
-STYLE = """
-text { font-family: system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif; fill: #1f2328 }
-.page { fill: #ffffff } .soft { fill: #59636e } .track { fill: #8c959f; fill-opacity: .22 } .full { stroke: #cf222e }
-.cell { stroke: #ffffff; stroke-width: 2 }
-@media (prefers-color-scheme: dark) {
-  text { fill: #e6edf3 } .page { fill: #0d1117 } .soft { fill: #9198a1 } .full { stroke: #ff7b72 }
-  .cell { stroke: #0d1117 }
-}"""
 
 
 def picture(layout: Layout) -> str:
@@ -32,9 +17,9 @@ def picture(layout: Layout) -> str:
     parts: list[str] = []
     title = f"{layout.model} on {layout.where}"
     y = MARGIN + 20
-    parts.append(_text(MARGIN, y, title, 18, bold=True))
+    parts.append(text(MARGIN, y, title, 18, bold=True))
     y += 22
-    parts.append(_text(MARGIN, y, f"mesh {layout.mesh}, {layout.params / 1e6:,.1f}M parameters", 14, soft=True))
+    parts.append(text(MARGIN, y, f"mesh {layout.mesh}, {layout.params / 1e6:,.1f}M parameters", 14, soft=True))
     y += 16
     for z in planes(layout.grid):
         drawn, y = _plane(layout.grid, z, y)
@@ -43,18 +28,7 @@ def picture(layout: Layout) -> str:
     drawn, y = _bars(layout, y + 34)
     parts += drawn
     height = round(y + MARGIN + 4)
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
-            f'aria-label="{escape(title, quote=True)}">',
-            f"<title>{escape(title)}</title>",
-            f"<style>{STYLE}</style>",
-            f'<rect class="page" width="{WIDTH}" height="{height}" rx="8"/>',
-            *parts,
-            "</svg>",
-            "",
-        ]
-    )
+    return document(title, parts, height)
 
 
 def _sayings(grid: Grid) -> list[str]:
@@ -68,7 +42,7 @@ def _sentences(parts: list[str], sentences: list[str], y: float) -> float:
     """Add sentences below `y`, wrapped, and say where they end."""
     for line in [line for sentence in sentences for line in textwrap.wrap(sentence, 55)]:
         y += LINE + 2
-        parts.append(_text(MARGIN, y, line, 13, soft=True))
+        parts.append(text(MARGIN, y, line, 13, soft=True))
     return y
 
 
@@ -91,18 +65,18 @@ def _plane(grid: Grid, z: int | None, y: float) -> tuple[list[str], float]:
     parts: list[str] = []
     if len(planes(grid)) > 1:
         y += 20
-        parts.append(_text(MARGIN, y, f"z = {z}", 13, soft=True))
+        parts.append(text(MARGIN, y, f"z = {z}", 13, soft=True))
     gutter, width, written = _widths(grid, rows)
     height = 26 + (len(axes) + (1 if gutter else 0)) * LINE if written else width
     if gutter:
         y += LINE
         parts += _x_labels(rows[0], y, width)
-        parts.append(_text(MARGIN, y, "y\\x", 12, soft=True))
+        parts.append(text(MARGIN, y, "y\\x", 12, soft=True))
     y += 5
     every = math.ceil(LINE / height)
     for number, row in enumerate(rows):
         if gutter and number % every == 0:
-            parts.append(_text(MARGIN + 6, y + height / 2 + 4, str((row[0].coords or (0, 0))[1]), 12, soft=True))
+            parts.append(text(MARGIN + 6, y + height / 2 + 4, str((row[0].coords or (0, 0))[1]), 12, soft=True))
         for index, cell in enumerate(row):
             parts.append(_cell(cell, grid, MARGIN + gutter + index * width, y, width, height, axes, written))
         y += height
@@ -116,7 +90,7 @@ def _x_labels(row: list[Cell], y: float, width: float) -> list[str]:
     xs = [str(cell.coords[0]) for cell in row if cell.coords and cell.core == 0]
     every = math.ceil(9 * max(map(len, xs)) / (width * cores))
     return [
-        _text(left + (index + 0.5) * width * cores, y, x, 12, soft=True, anchor="middle")
+        text(left + (index + 0.5) * width * cores, y, x, 12, soft=True, anchor="middle")
         for index, x in enumerate(xs)
         if index % every == 0
     ]
@@ -133,7 +107,7 @@ def _cell(
     middle = x + width / 2
     if written:
         lines.append(
-            _text(
+            text(
                 middle,
                 y + 19,
                 f"device {cell.device}" if width > 70 else str(cell.device),
@@ -148,7 +122,7 @@ def _cell(
             shown = cell.coords if len(planes(grid)) > 1 else cell.coords[:2]
             words.insert(0, f"({', '.join(map(str, shown))}){core}")
         for index, word in enumerate(words):
-            lines.append(_text(middle, y + 19 + (index + 1) * LINE, word, 12, anchor="middle"))
+            lines.append(text(middle, y + 19 + (index + 1) * LINE, word, 12, anchor="middle"))
     return "".join(lines)
 
 
@@ -169,18 +143,18 @@ def _bars(layout: Layout, y: float) -> tuple[list[str], float]:
     items, used, whole = list(layout.memory_estimate_bytes.items()), layout.estimated_bytes, layout.device_memory_bytes
     scale = INNER / max(used, whole)
     title = f"One device, estimated: {show_binary(used)} of {show_binary(whole)}"
-    parts = [_text(MARGIN, y, title, 15, bold=True)]
+    parts = [text(MARGIN, y, title, 15, bold=True)]
     start = 0.0
     y += 10
     for index, (kind, size) in enumerate(items):
         y += LINE + 2
-        parts.append(_text(MARGIN, y, kind, 13))
-        parts.append(_text(WIDTH - MARGIN, y, show_binary(size), 13, anchor="end"))
+        parts.append(text(MARGIN, y, kind, 13))
+        parts.append(text(WIDTH - MARGIN, y, show_binary(size), 13, anchor="end"))
         y += 6
         parts.append(f'<rect class="track" x="{MARGIN}" y="{y:.1f}" width="{INNER}" height="9" rx="4"/>')
         parts.append(
             f'<rect x="{MARGIN + start * scale:.1f}" y="{y:.1f}" width="{max(size * scale, 1.5):.1f}" height="9" '
-            f'rx="2" fill="{BAR_COLOURS[index % len(BAR_COLOURS)]}"/>'
+            f'rx="2" fill="{COLOURS[index % len(COLOURS)]}"/>'
         )
         start += size
         y += 14
@@ -191,14 +165,5 @@ def _bars(layout: Layout, y: float) -> tuple[list[str], float]:
             f'<line class="full" x1="{edge:.1f}" x2="{edge:.1f}" y1="{top:.1f}" y2="{y:.1f}" stroke-width="2"/>'
         )
         y += LINE
-        parts.append(_text(MARGIN, y, "the line is where its memory ends", 13, soft=True))
+        parts.append(text(MARGIN, y, "the line is where its memory ends", 13, soft=True))
     return parts, _sentences(parts, [ESTIMATE_NOTE], y + 2)
-
-
-def _text(
-    x: float, y: float, words: str, size: int, *, bold: bool = False, soft: bool = False, anchor: str = "start"
-) -> str:
-    weight = ' font-weight="600"' if bold else ""
-    kind = ' class="soft"' if soft else ""
-    place = "" if anchor == "start" else f' text-anchor="{anchor}"'
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}"{weight}{kind}{place}>{escape(words)}</text>'
