@@ -18,7 +18,7 @@ class Calibration:
     words: str  # how sure it is, for people
 
 
-FACTORS = {"v3": 0.75, "v5e": 0.67, "v6e": 0.43}
+FACTORS = {"v3": 0.75, "v5e": 0.67, "v6e": 0.8}
 
 
 def calibration(chip_name: str) -> Calibration:
@@ -29,4 +29,4 @@ def calibration(chip_name: str) -> Calibration:
     """
     if chip_name in FACTORS:
         return Calibration(FACTORS[chip_name], 0.8, 1.25, f"calibrated on {chip_name}")
-    return Calibration(0.6, 0.6, 1.6, f"uncalibrated: no step on {chip_name} was measured in public")
+    return Calibration(0.74, 0.6, 1.6, f"uncalibrated: no step on {chip_name} was measured in public")
