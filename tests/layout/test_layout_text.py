@@ -8,15 +8,15 @@ import jax.numpy as jnp
 import pytest
 from rich.console import Console
 
+from podling import topology
 from podling.files import show_binary
-from podling.layout import topology
 from podling.layout.describe import ESTIMATE_NOTE, Layout, describe
 from podling.layout.grid import grid_of_count, grid_of_topology, legend
 from podling.layout.table import ACTIVATIONS, CAST, GRADIENTS, MICRO_GRADIENTS, PARAMETERS
 from podling.layout.text import show
-from podling.layout.topology import parse_topology
 from podling.parallel.axes import read_mesh
 from podling.presets import PRESETS
+from podling.topology import parse_topology
 
 
 @pytest.fixture(autouse=True)

@@ -9,17 +9,15 @@ from tyro.conf import Positional, arg
 from podling.cli.options import ConfigFlag, JsonFlag, base_config, open_run, settle
 from podling.cli.parse import Parsed, parse, peek
 from podling.cli.platform import choose_platform
+from podling.cli.vocabulary import with_vocabulary
 from podling.config import Config
-from podling.data.prepare import is_prepared
-from podling.data.vocabulary import known_tokenizer
 from podling.errors import InputError, Problem, raise_if
-from podling.files import atomic_write, read_json
+from podling.files import atomic_write
 from podling.model.fit import mesh_problems
 from podling.parallel.axes import read_mesh
 from podling.validate import out_problems, validate
 
 MOST_DEVICES = 4096  # more take minutes, and no one reads that drawing
-GPT2_VOCAB = 50257  # of its published tokenizer, which needs not be here to draw with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +58,14 @@ def main(argv: list[str]) -> dict[str, Any]:
     problems += validate(config, ("model", "optimizer", "train"))
     problems += [bad for bad in validate(config, ("run",)) if bad.where == "--mesh"]
     problems += _flag_problems(args, parsed.given - {problem.where for problem in parsed.problems})
-    from podling.layout.topology import parse_topology
+    from podling.topology import parse_topology
 
     try:
         topology = parse_topology(args.topology) if args.topology else None
     except InputError as error:
         problems, topology = problems + error.problems, None
     if not problems:
-        config, note, problems = _with_vocabulary(config)
+        config, note, problems = with_vocabulary(config)
         notes += note
         problems += _mesh_problems(config, topology.devices if topology else args.devices)
     raise_if(problems)
@@ -118,30 +116,6 @@ def _flag_problems(args: Args, given: frozenset[str]) -> list[Problem]:
 
 def _texts() -> dict[str, Any]:
     return {"prog": "podling mesh", "description": DESCRIPTION}
-
-
-def _with_vocabulary(config: Config) -> tuple[Config, list[str], list[Problem]]:
-    """The configuration with the vocabulary's size known, as far as it is without reading text."""
-    data, size, note = config.data, config.model.vocab_size, ""
-    problems: list[Problem] = []
-    if size:
-        pass
-    elif len(data.paths) == 1 and is_prepared(data.paths[0]):
-        size = read_json(Path(data.paths[0]) / "manifest.json")["tokenizer"]["vocab_size"]
-    elif data.tokenizer == "bpe":
-        size, note = data.vocab_size, f"vocabulary: {data.vocab_size}, as asked of the tokenizer that train would make"
-    elif data.tokenizer == "gpt2":
-        size = GPT2_VOCAB
-    elif data.tokenizer == "char":
-        fix = "say how many there are with --model.vocab-size"
-        problems.append(Problem("--tokenizer", "how many characters a text has is only known from the text", fix))
-    else:
-        try:
-            size = known_tokenizer(data.tokenizer).vocab_size
-        except InputError as error:
-            problems += error.problems
-    model = replace(config.model, vocab_size=size)
-    return replace(config, model=model), [note] if note else [], problems
 
 
 def _mesh_problems(config: Config, devices: int) -> list[Problem]:

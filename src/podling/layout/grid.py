@@ -8,8 +8,8 @@ from typing import Any
 from jax.sharding import Mesh
 
 from podling.errors import RunError
-from podling.layout.topology import Topology, compiler_missing, placed
 from podling.parallel.axes import MESH_AXES
+from podling.topology import Topology, compiler_missing, placed
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,13 @@
 """Topologies by name, and that podling numbers their devices as the TPU compiler does."""
 
+import math
+
 import pytest
 
+from podling import topology
 from podling.errors import InputError, RunError
-from podling.layout import topology
 from podling.layout.grid import grid_of_topology, legend
-from podling.layout.topology import KINDS, compiler_environment, compiler_missing, parse_topology, placed
+from podling.topology import SHAPES, compiler_environment, compiler_missing, parse_topology, placed
 
 
 @pytest.mark.parametrize(
@@ -38,12 +40,14 @@ def test_names(text, name, devices):
         ("v9:2x2", ["no TPU 'v9'", "v5e, v5p"]),
         ("v5e", ["not the name of a topology", "v5e:2x4"]),
         ("", ["not the name of a topology"]),
-        ("v5e:3x3", ["2 x 2 chips", "v5e:1x1 for one chip"]),
-        ("v5e:0x2", ["2 x 2 chips"]),
-        ("v5e:2x2x1", ["2 dimensions"]),
-        ("v4:2x2", ["3 dimensions", "v4:2x2x1"]),
-        ("v5e-7", ["no size of v5e", "v5e-4, v5e-8", "v5e:XxY"]),
-        ("v5e:32x32", ["at most 256 chips"]),
+        ("v5e:3x3", ["there is no v5e:3x3", "v5e:2x2, v5e:2x4, v5e:4x4"]),
+        ("v5e:0x2", ["there is no v5e:0x2"]),
+        ("v5e:2x2x1", ["there is no v5e:2x2x1"]),
+        ("v5e:32x32", ["there is no v5e:32x32", "v5e:16x16"]),
+        ("v4:2x2", ["there is no v4:2x2", "v4:2x2x1", "multiples of 4x4x4"]),
+        ("v4:16x16x32", ["there is no v4:16x16x32"]),  # of cubes, and more than there are
+        ("v5e-7", ["there is no v5e-7", "v5e-1, v5e-4, v5e-8, v5e-16"]),
+        ("v4-4", ["known: v4-8, v4-16"]),
     ],
 )
 def test_what_is_no_topology(text, words):
@@ -55,14 +59,36 @@ def test_what_is_no_topology(text, words):
 
 
 def test_every_friendly_size_is_a_real_shape():
-    for kind, chip in KINDS.items():
+    for kind, shapes in SHAPES.items():
         with pytest.raises(InputError) as error:
             parse_topology(f"{kind}-3")
-        sizes = error.value.problems[0].fix.removeprefix("known: ").partition(";")[0].split(", ")
-        assert len(sizes) >= 7
-        for size in sizes:
+        sizes = error.value.problems[0].fix.removeprefix("known: ").split(", ")
+        assert len(sizes) == len(shapes)
+        for size, shape in zip(sizes, shapes, strict=True):
             parsed = parse_topology(size)
+            chip = parsed.chip
+            assert parsed.shape == shape and math.prod(shape) <= chip.most_chips and len(shape) == chip.dims
             assert parsed.devices * (1 if chip.split_cores else chip.cores) == int(size.partition("-")[2])
+
+
+def test_turned_grids_and_whole_cubes_exist_too():
+    assert parse_topology("v5e:4x2").shape == (4, 2)
+    assert parse_topology("v5p:4x4x12").devices == 192
+
+
+@pytest.mark.parametrize(
+    ("name", "rings"),
+    [
+        ("v5e:2x4", (False, False)),
+        ("v5e:8x16", (False, True)),
+        ("v6e:16x16", (True, True)),
+        ("v3:16x16", (False, False)),
+        ("v4:2x2x4", (False, False, False)),  # without a whole cube, no axis is closed
+        ("v5p:4x4x8", (True, True, True)),
+    ],
+)
+def test_which_axes_are_rings(name, rings):
+    assert parse_topology(name).rings == rings
 
 
 def test_devices_are_numbered_x_first_and_hosts_hold_two_by_two():

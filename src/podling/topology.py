@@ -17,41 +17,26 @@ from importlib.util import find_spec
 from itertools import product
 from typing import Any
 
+from podling.chips import CHIPS, Chip
 from podling.errors import InputError, Problem, RunError
 
-GIB = 2**30
 CHILD_S = 120  # libtpu answers in seconds; on a busy machine its start takes longer
 
-
-@dataclass(frozen=True)
-class Kind:
-    """A generation of TPU.
-
-    Sources: dimensions, cores and pod sizes from Google Cloud's TPU system architecture pages; `hbm_gib` is what the
-    compiler of libtpu 0.0.42 lets a program use of one device ("exceeds available HBM").
-    """
-
-    device_kind: str
-    dims: int  # of the torus or mesh that joins the chips
-    cores: int  # per chip; those of v4 and later work as one device
-    hbm_gib: float
-    most_chips: int
-    split_cores: bool = False  # each core is a device of its own
-
-    @property
-    def devices_per_chip(self) -> int:
-        return self.cores if self.split_cores else 1
-
-
-KINDS = {
-    "v2": Kind("TPU v2", 2, 2, 7.48, 256, split_cores=True),
-    "v3": Kind("TPU v3", 2, 2, 15.48, 1024, split_cores=True),
-    "v4": Kind("TPU v4", 3, 2, 30.75, 4096),
-    "v5e": Kind("TPU v5 lite", 2, 1, 15.75, 256),
-    "v5p": Kind("TPU v5", 3, 2, 95.74, 8960),
-    "v6e": Kind("TPU v6 lite", 2, 1, 31.25, 256),
-}
 SYNONYMS = {"v5litepod": "v5e", "v5lite": "v5e", "v6lite": "v6e"}
+
+_PLANES = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
+_CUBES = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8), (8, 8, 16))
+SHAPES = {
+    "v2": ((2, 2), (4, 4), (8, 8), (8, 16), (16, 16)),
+    "v3": ((2, 2), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16), (16, 32), (32, 32)),
+    "v4": (*_CUBES, (8, 16, 16), (16, 16, 16)),
+    "v5e": _PLANES,
+    "v5p": (*_CUBES, (8, 16, 16), (16, 16, 16), (16, 16, 24)),
+    "v6e": _PLANES,
+}
+"""Grids of chips that the cloud has (Google Cloud's pages on each TPU version), fewest chips first.
+
+Turned grids (4x2) are the same, and kinds joined in three dimensions also come in any multiples of 4."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +63,13 @@ class Topology:
         return f"{self.kind}:{'x'.join(map(str, self.shape))}"
 
     @property
-    def chip(self) -> Kind:
-        return KINDS[self.kind]
+    def chip(self) -> Chip:
+        return CHIPS[self.kind]
+
+    @property
+    def cores(self) -> int:
+        """What the cloud counts: the 8 of `v4-8`, which is four chips."""
+        return math.prod(self.shape) * self.chip.cores
 
     @property
     def devices(self) -> int:
@@ -88,7 +78,18 @@ class Topology:
     @property
     def device_bytes(self) -> int:
         """Memory of one device that a program can use."""
-        return int(self.chip.hbm_gib * GIB)
+        return self.chip.hbm_bytes
+
+    @property
+    def rings(self) -> tuple[bool, ...]:
+        """Whether the chips along x, y (and z) are joined in a ring, not in a line.
+
+        Source: Google Cloud's pages on v5e and v6e (ends are joined on a full axis of 16) and on v4 and v5p (from
+        4x4x4 on, on all axes or on none).
+        """
+        if self.chip.dims == 3:
+            return (all(side % self.chip.ring == 0 for side in self.shape),) * 3
+        return tuple(side >= self.chip.ring for side in self.shape)
 
     def in_order(self) -> "list[Placed]":
         """Every device in order of its id, as the compiler numbers them: x runs fastest, hosts are 2 x 2 chips."""
@@ -116,35 +117,25 @@ def parse_topology(text: str) -> Topology:
     if not match:
         raise _problem(f"{text!r} is not the name of a topology", "for example v5e:2x4, v5e-8, v6e-8, v4:2x2x1")
     kind = SYNONYMS.get(match[1], match[1])
-    if kind not in KINDS:
-        raise _problem(f"there is no TPU {match[1]!r}", f"known: {', '.join(KINDS)}")
-    shape = tuple(map(int, match[2].split("x"))) if match[2] else _shape_of(kind, int(match[3]), text)
-    topology, chip = Topology(kind, shape), KINDS[kind]
-    example = "2x4" if chip.dims == 2 else "2x2x1"
-    if len(shape) != chip.dims:
-        raise _problem(f"chips of {kind} are joined in {chip.dims} dimensions", f"for example {kind}:{example}")
-    if set(shape) != {1} and (min(shape) < 1 or shape[0] % 2 or shape[1] % 2):
-        what = f"{topology.name}: a host holds 2 x 2 chips, so x and y are even"
-        raise _problem(what, f"for example {kind}:{example}, or {kind}:{'x'.join('1' * chip.dims)} for one chip")
-    if math.prod(shape) > chip.most_chips:
-        raise _problem(f"{topology.name}: {kind} comes in at most {chip.most_chips} chips", "ask for fewer")
-    return topology
+    if kind not in SHAPES:
+        raise _problem(f"there is no TPU {match[1]!r}", f"known: {', '.join(SHAPES)}")
+    if match[2]:
+        return _of_shape(kind, tuple(map(int, match[2].split("x"))))
+    named = {Topology(kind, shape).cores: shape for shape in SHAPES[kind]}
+    if int(match[3]) not in named:
+        raise _problem(f"there is no {text.strip()}", f"known: {', '.join(f'{kind}-{size}' for size in named)}")
+    return Topology(kind, named[int(match[3])])
 
 
-def _shape_of(kind: str, count: int, text: str) -> tuple[int, ...]:
-    """The shape of `v5e-8`: chips for the kinds with one core, cores for the others, as the cloud counts them."""
-    chip = KINDS[kind]
-    shapes = {1: (1, 1), 4: (2, 2), 8: (2, 4), 16: (4, 4), 32: (4, 8), 64: (8, 8), 128: (8, 16), 256: (16, 16)}
-    if chip.dims == 3:
-        shapes = {4: (2, 2, 1), 8: (2, 2, 2), 16: (2, 2, 4), 32: (2, 4, 4), 64: (4, 4, 4), 128: (4, 4, 8)}
-        shapes |= {256: (4, 8, 8), 512: (8, 8, 8)}
-    named = {chips * chip.cores: shape for chips, shape in shapes.items()}
-    if count not in named:
-        near = ", ".join(f"{kind}-{size}" for size in named)
-        raise _problem(
-            f"{text!r} is no size of {kind}", f"known: {near}; any other as {kind}:" + "x".join("XYZ"[: chip.dims])
-        )
-    return named[count]
+def _of_shape(kind: str, shape: tuple[int, ...]) -> Topology:
+    topology, chip, known = Topology(kind, shape), CHIPS[kind], SHAPES[kind]
+    whole_cubes = len(shape) == chip.dims == 3 and all(side % 4 == 0 for side in shape)
+    turned = chip.dims == 2 and shape[::-1] in known
+    if shape in known or turned or (whole_cubes and 0 < math.prod(shape) <= chip.most_chips):
+        return topology
+    more = ", and multiples of 4x4x4" if chip.dims == 3 else ""
+    names = ", ".join(Topology(kind, one).name for one in known)
+    raise _problem(f"there is no {topology.name}", f"known: {names}{more}")
 
 
 def _problem(what: str, fix: str) -> InputError:
@@ -169,17 +160,18 @@ def compiler_environment() -> dict[str, str]:
     }
 
 
-def devices(topology: Topology) -> list[Any]:
+def devices(topology: Topology, slices: int = 1) -> list[Any]:
     """The compiler's devices of a topology, for meshes and for ahead-of-time compilation; they can run nothing.
 
-    Call it in a process with `compiler_environment` and libtpu.
+    Several slices are as many such topologies, joined by the data centre's network; one comes after the other. Call
+    this in a process with `compiler_environment` and libtpu.
 
     Raises:
         InputError: the compiler does not take the topology.
     """
     from jax.experimental import topologies
 
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"num_slices": slices} if slices > 1 else {}
     if math.prod(topology.shape) == 1:
         options["chips_per_host_bounds"] = (1, 1, 1)
     if topology.kind == "v4":
@@ -200,7 +192,7 @@ def placed(topology: Topology, mesh: Mapping[str, int]) -> list[Placed]:
     Raises:
         RunError: the compiler gave no answer.
     """
-    command = [sys.executable, "-m", "podling.layout.topology", topology.name, json.dumps(dict(mesh))]
+    command = [sys.executable, "-m", "podling.topology", topology.name, json.dumps(dict(mesh))]
     try:
         done = subprocess.run(
             command, env={**os.environ, **compiler_environment()}, capture_output=True, text=True, timeout=CHILD_S
