@@ -184,6 +184,17 @@ def out_problems(out: str, where: str = "--out") -> list[Problem]:
     return [Problem(where, what, "give a folder, or a path that does not exist yet")]
 
 
+def svg_problems(file: str) -> list[Problem]:
+    """Whether a picture can be written here; only what is named as one is written over."""
+    path = Path(file)
+    if path.suffix.lower() != ".svg":
+        what = f"{file} does not end in .svg" if file else "is empty"
+        return [Problem("--svg", what, "give the picture's name, for example picture.svg")]
+    if path.is_dir():
+        return [Problem("--svg", f"{file} is a folder", "give a file's name")]
+    return out_problems(str(path.parent), "--svg")
+
+
 def _init(config: Config, bad: set[str]) -> list[Problem]:
     if not config.run.init or Path(config.run.init).is_dir():
         return []

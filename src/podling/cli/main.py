@@ -28,6 +28,7 @@ COMMANDS = {
     "generate": ("podling.cli.generate", "continue a text with a trained model"),
     "evaluate": ("podling.cli.evaluate", "measure a model on held-out text"),
     "export": ("podling.cli.export", "write a model for Hugging Face transformers"),
+    "plan": ("podling.cli.plan", "what fits a chip, how fast it will be, and what a session buys"),
     "mesh": ("podling.cli.mesh", "draw a model on a mesh of devices: which one holds what"),
     "import": ("podling.cli.import_", "read a GPT-2 of Hugging Face transformers"),
     "launch": ("podling.cli.launch", "run a command in several processes that are one run"),
@@ -46,6 +47,7 @@ commands:
 examples:
   podling train                                  a small GPT, on code found here
   podling train --data my_texts/ --model gpt2    GPT-2 on your text
+  podling plan --chip v5e-8 --budget 9h          the best model for a session, before it is spent
   podling generate runs/default --prompt "def "  what the model writes
 """
 

@@ -1,0 +1,86 @@
+"""A plan as one JSON object. Sizes are in bytes, times in seconds; what is not known is null."""
+
+from dataclasses import asdict
+from typing import Any
+
+from podling.config import Config
+from podling.cost.records import Hbm, StepTime
+from podling.plan.records import Option, Plan
+
+MOST_OPS = 20  # of the thousands that a step may have
+
+
+def record(plan: Plan) -> dict[str, Any]:
+    """Everything that the text shows, and more of it."""
+    use, loss, config, time = plan.budget, plan.loss, plan.config, plan.chosen.time
+    steps, tokens = (use.steps, use.tokens) if use else own_steps(config)
+    return {
+        "fits": plan.chosen.fits,
+        "chip": plan.target.text,
+        "chip_name": plan.target.chip.name,
+        "devices": plan.target.devices,
+        "slices": plan.target.slices,
+        "approximate": plan.target.approximate,
+        "model": config.model.preset,
+        "params": plan.params,
+        **_option(plan.chosen),
+        "tokens_per_s": plan.tokens_per_s,
+        "mfu": plan.mfu,
+        "batch_tokens": config.train.batch_tokens,
+        "steps": steps,
+        "tokens": tokens,
+        "train_s": use.train_s if use else steps * time.step_s if time else None,
+        "epochs": use.epochs if use else None,
+        "budget": asdict(use) if use else None,
+        "loss_range": list(loss.range) if loss and loss.range else None,
+        "loss_words": loss.words if loss else None,
+        "command": plan.command,
+        "runners_up": [_option(option) for option in plan.runners_up],
+        "sizes": [asdict(size) for size in plan.sizes],
+        "refused": [_option(option) for option in plan.refused],
+        "compiled": plan.compiled,
+        "plan_s": plan.plan_s,
+        "notes": list(plan.notes),
+    }
+
+
+def own_steps(config: Config) -> tuple[int, int]:
+    """Steps and tokens that a configuration asks for by itself."""
+    train = config.train
+    steps = -(-train.tokens // train.batch_tokens) if train.tokens else train.steps
+    return steps, steps * train.batch_tokens
+
+
+def _option(option: Option) -> dict[str, Any]:
+    return {
+        "fits": option.fits,
+        **asdict(option.layout),
+        **_memory(option.hbm),
+        **_time(option.time),
+        "compile_s": option.compile_s,
+        "refusal": option.refusal or None,
+        "compiler_text": option.compiler_text or None,
+    }
+
+
+def _memory(hbm: Hbm) -> dict[str, Any]:
+    return {
+        "hbm_bytes": hbm.total_bytes,
+        "hbm_limit_bytes": hbm.limit_bytes,
+        "hbm_spare_bytes": hbm.spare_bytes,
+        "hbm_by_category": dict(hbm.by_category),
+        "hbm_largest": [asdict(tensor) for tensor in hbm.largest],
+        "source": hbm.source,
+    }
+
+
+def _time(time: StepTime | None) -> dict[str, Any]:
+    if time is None:
+        return {"step_s": None, "step_s_range": None, "parts_s": None, "calibration": None, "ops": []}
+    return {
+        "step_s": time.step_s,
+        "step_s_range": list(time.range_s),
+        "parts_s": dict(time.parts_s),
+        "calibration": time.calibration,
+        "ops": [asdict(op) for op in time.ops[:MOST_OPS]],
+    }

@@ -1,0 +1,153 @@
+"""The tables of a plan: sizes, layouts, memory, time. 80 columns are enough, and nothing is cut short."""
+
+from collections.abc import Callable, Iterable
+
+from rich.table import Table
+from rich.text import Text
+
+from podling.cost.records import CATEGORIES, KINDS, Kind
+from podling.files import show_binary
+from podling.plan.records import Option, Plan
+from podling.train.progress.words import count
+
+COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_black")
+KIND_WORDS: dict[Kind, str] = {
+    "matmul": "matrix products",
+    "compute": "other compute",
+    "memory": "bound by device memory",
+    "collective": "waiting for collectives",
+}
+CATEGORY_WORDS = {
+    "activations": "activations kept for the backward pass",
+    "logits": "logits and loss",
+    "program": "the program itself",
+}
+BAR = 24
+MOST_TENSORS, MOST_OPS, MOST_ROWS = 6, 5, 8
+
+
+def seconds(value: float) -> str:
+    """'0.254 s', '38 ms', '12.3 s'."""
+    if value < 0.1:
+        return f"{value * 1e3:.3g} ms"
+    return f"{value:.3g} s" if value < 100 else f"{value:,.0f} s"
+
+
+def sizes_table(plan: Plan) -> Table | None:
+    """The sizes that were compared, lowest loss first."""
+    if not plan.sizes:
+        return None
+    table = _table("sizes, lowest loss first")
+    for name in ("model", "parameters", "tokens", "tokens/s", "loss", ""):
+        table.add_column(name, justify="left" if name in ("model", "") else "right", no_wrap=True)
+    for size in plan.sizes[:MOST_ROWS]:
+        if not size.fits:
+            table.add_row(size.name, count(size.params), "-", "-", "-", "does not fit", style="dim")
+            continue
+        loss = "{:.2f} to {:.2f}".format(*size.loss_range) if size.loss_range else "-"
+        chosen = size is plan.sizes[0]
+        mark = "chosen" if chosen else "" if size.compiled else "est."
+        row = (size.name, count(size.params), count(size.tokens), count(size.tokens_per_s), loss, mark)
+        table.add_row(*row, style="bold" if chosen else "")
+    return table
+
+
+def options_table(plan: Plan) -> Table:
+    """The chosen layout and the runners-up, one a line."""
+    table = _table("layouts that fit, best first" if plan.chosen.fits else "layouts")
+    for name in ("mesh", "rows", "remat", "chunk", "memory", "step", ""):
+        table.add_column(name, justify="left" if name in ("mesh", "remat") else "right", no_wrap=True)
+    for option in (plan.chosen, *plan.runners_up[:MOST_ROWS]):
+        table.add_row(*_row(option, plan.chosen), style="bold" if option is plan.chosen else "")
+    return table
+
+
+def _row(option: Option, best: Option) -> list[str]:
+    layout, time = option.layout, option.time
+    cut = f"{layout.accumulation} x {layout.micro_batch}" if layout.accumulation > 1 else str(layout.micro_batch)
+    slower = "chosen"
+    if option is not best:
+        slower = f"{time.step_s / best.time.step_s - 1:+.0%}" if time and best.time else ""
+        slower += "" if option.hbm.source == best.hbm.source else " est."
+    return [
+        layout.mesh,
+        cut,
+        layout.remat,
+        str(layout.loss_chunk or "-"),
+        show_binary(option.hbm.total_bytes),
+        seconds(time.step_s) if time else "-",
+        slower,
+    ]
+
+
+def memory_table(option: Option) -> Table:
+    """What one device holds when it holds most, by category."""
+    hbm = option.hbm
+    rows = [(CATEGORY_WORDS.get(name, name), hbm.by_category.get(name, 0)) for name in CATEGORIES]
+    rows = [row for row in rows if row[1]]
+    table = _bars("memory of one device, when most is held", rows, max(hbm.total_bytes, hbm.limit_bytes), show_binary)
+    scale = BAR / max(hbm.total_bytes, hbm.limit_bytes)
+    table.add_row(Text("together", style="bold"), show_binary(hbm.total_bytes), "█" * round(hbm.total_bytes * scale))
+    limit = Text("█" * round(hbm.limit_bytes * scale), style="dim")
+    table.add_row("its memory", show_binary(hbm.limit_bytes), limit)
+    return table
+
+
+def tensors_table(option: Option) -> Table | None:
+    """The largest arrays by name; None where they are not known."""
+    if not option.hbm.largest:
+        return None
+    table = _table("the largest arrays in it")
+    table.add_column("array", overflow="fold")
+    table.add_column("kind", no_wrap=True)
+    table.add_column("one device's", justify="right", overflow="fold")
+    table.add_column("bytes", justify="right", no_wrap=True)
+    for tensor in option.hbm.largest[:MOST_TENSORS]:
+        table.add_row(tensor.name, tensor.category, Text(tensor.shape), show_binary(tensor.device_bytes))
+    return table
+
+
+def time_table(option: Option) -> Table | None:
+    """The parts of a step; None where the step does not exist."""
+    if option.time is None:
+        return None
+    rows = [(KIND_WORDS[kind], option.time.parts_s.get(kind, 0.0)) for kind in KINDS]
+    return _bars("where the time of a step goes", rows, option.time.step_s, seconds)
+
+
+def ops_table(option: Option) -> Table | None:
+    """The instructions that take longest; None for an estimate."""
+    if option.time is None or not option.time.ops:
+        return None
+    table = _table("what takes longest")
+    table.add_column("line of the traced program", overflow="fold")
+    table.add_column("bound by", no_wrap=True)
+    table.add_column("times", justify="right", no_wrap=True)
+    table.add_column("a step", justify="right", no_wrap=True)
+    for op in option.time.ops[:MOST_OPS]:
+        table.add_row(Text(_short(op.op_name) or op.name), op.kind, str(op.times), seconds(op.step_s))
+    return table
+
+
+def _short(op_name: str) -> str:
+    """Without what every name has: `jvp()/while/body/closed_call/mlp/dot_general` → `jvp()/mlp/dot_general`."""
+    dull = {"while", "body", "closed_call", "checkpoint", "shard_map"}
+    return "/".join(p for p in op_name.split("/") if p not in dull and not p.startswith("jit("))
+
+
+def _bars(heading: str, rows: Iterable[tuple[str, float]], whole: float, shown: Callable[[float], str]) -> Table:
+    table = _table(heading, headers=False)
+    table.add_column("", no_wrap=True)
+    table.add_column("", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for index, (name, size) in enumerate(rows):
+        length = round(size / whole * BAR) if whole else 0
+        bar = Text("█" * length, style=COLOURS[index % len(COLOURS)])
+        table.add_row(name, shown(size), bar.append(f" {size / whole:.0%}", style="dim") if whole else bar)
+    return table
+
+
+def _table(heading: str, *, headers: bool = True) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), title=heading, title_justify="left", show_header=headers)
+    table.title_style, table.header_style = "bold", "dim"
+    return table
