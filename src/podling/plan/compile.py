@@ -32,9 +32,7 @@ SHOWN_OPS = 60
 
 def with_layout(config: Config, layout: Layout) -> Config:
     """The configuration that trains in this layout."""
-    train = replace(
-        config.train, micro_batch=layout.micro_batch, remat=layout.remat, loss_chunk=layout.loss_chunk
-    )
+    train = replace(config.train, micro_batch=layout.micro_batch, remat=layout.remat, loss_chunk=layout.loss_chunk)
     return replace(config, train=train, run=replace(config.run, mesh=layout.mesh))
 
 

@@ -17,6 +17,7 @@ class Option:
     compile_s: float | None = None  # of the compiler here; None for an estimate without it
     refusal: str = ""  # in words, where the compiler refused it
     compiler_text: str = ""  # file with the compiler's own output
+    estimated_s: float | None = None  # the step by estimate alone, also of what was refused
 
     @property
     def fits(self) -> bool:
@@ -70,7 +71,7 @@ class Plan:
     runners_up: tuple[Option, ...]  # best first
     refused: tuple[Option, ...]  # what did not fit, in the order in which it was tried
     tokens_per_s: float
-    mfu: float
+    mfu: float | None  # None where the peak is not known
     params: int
     budget: BudgetUse | None
     loss: Loss | None

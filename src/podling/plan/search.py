@@ -9,7 +9,7 @@ corrects all the estimates that are left; and so on, until nothing left looks fa
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +23,12 @@ from podling.plan.target import Target
 
 REMAT = ("none", "dots", "full")
 CHUNKS = (0, 128, 256, 512)
-RIDGE = 0.3  # how much evidence a part of a layout needs before it is believed; 0 believes one observation wholly
-NO_FASTER = 0.99  # what is left must promise to be faster than this share of the best found
-AT_LEAST = 4  # compilations before the regression is trusted to end the search
+PART = 0.08  # how far off, as a logarithm, the estimate of one part of a layout is expected to be
+NOISE = 0.02  # and what is left when every part is known
+HOPE = 0.5  # standard deviations by which a layout may be better than it is thought to be
+FAR_OFF = 1.2  # a remat policy or a mesh that no compilation has shown may be better by this than its estimate
+MESHES = 3  # compiled at least, where so many are worth it
+NO_FASTER = 0.995  # what is left must hope to be faster than this share of the best found
 
 
 @dataclass(frozen=True)
@@ -113,13 +116,16 @@ def search(
             each_s = (clock() - began_s) / len(seen)
             if len(seen) >= limits.compiles or clock() - began_s + each_s > limits.seconds:
                 break
-            if not fitting or (len(seen) >= AT_LEAST and times[fitting].min() > NO_FASTER * _step_s(best)):
+            fresh = _fresh(left, seen, times, fitting)
+            if not fitting or (not fresh and times[fitting].min() > NO_FASTER * _step_s(best)):
                 break
         elif len(seen) >= 2 * limits.compiles:
             break
-        index = _next(left, seen, times, needs, fitting)
+        worth = _fresh(left, seen, times, fitting) or fitting
+        index = min(worth, key=lambda index: times[index]) if fitting else int(needs.argmin())
         estimate = left.pop(index)
         answer = compile_(estimate.layout)
+        answer = replace(answer, estimated_s=estimate.time.step_s if estimate.time else None)
         seen.append((estimate, answer))
         if not answer.fits:
             left = [option for option in left if not _needs_more(option, estimate)]
@@ -131,22 +137,18 @@ def search(
     )
 
 
-def _next(
-    left: Sequence[Option],
-    seen: Sequence[tuple[Option, Option]],
-    times: np.ndarray,
-    needs: np.ndarray,
-    fitting: list[int],
-) -> int:
-    """Which to compile now: the fastest that should fit; at first one of every remat policy."""
-    if not fitting:
-        return int(needs.argmin())
-    tried = {estimate.layout.remat for estimate, _ in seen}
-    fresh = [index for index in fitting if left[index].layout.remat not in tried]
-    fastest = min(fitting, key=lambda index: times[index])
-    # A policy is worth a compilation only while an estimate, which may be that far off, has not ruled it out.
-    worth = [index for index in fresh if times[index] < 1.5 * times[fastest]]
-    return min(worth, key=lambda index: times[index]) if worth and len(seen) < AT_LEAST else fastest
+def _fresh(
+    left: Sequence[Option], seen: Sequence[tuple[Option, Option]], times: np.ndarray, fitting: list[int]
+) -> list[int]:
+    """What shows a remat policy or a mesh for the first time, and might be the fastest all the same."""
+    if not fitting or not seen:
+        return []
+    remats = {estimate.layout.remat for estimate, _ in seen}
+    meshes = {estimate.layout.mesh for estimate, _ in seen}
+    near = [index for index in fitting if times[index] < FAR_OFF * times[fitting].min()]
+    remat = [index for index in near if left[index].layout.remat not in remats]
+    mesh = [index for index in near if left[index].layout.mesh not in meshes and len(meshes) < MESHES]
+    return remat or mesh
 
 
 def _needs_more(option: Option, refused: Option) -> bool:
@@ -157,34 +159,46 @@ def _needs_more(option: Option, refused: Option) -> bool:
 
 
 def _corrected(left: Sequence[Option], seen: Sequence[tuple[Option, Option]]) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds and bytes of what is left: its estimates, times what the compiler's answers make of them."""
+    """Seconds that one may hope for and bytes to expect of what is left.
+
+    That is its estimates, times what the compiler's answers so far make of them.
+    """
     estimates = [option.time.step_s if option.time else math.inf for option in left]
     timed = [(e, _step_s(a) / _step_s(e)) for e, a in seen if a.time is not None and e.time is not None]
     sized = [(e, a.hbm.total_bytes / e.hbm.total_bytes) for e, a in seen if a.hbm.total_bytes]
     needs = np.array([option.hbm.total_bytes for option in left], float)
-    return np.array(estimates) * _factors(left, timed), needs * _factors(left, sized)
+    return np.array(estimates) * _factors(left, timed, HOPE), needs * _factors(left, sized, 0.0)
 
 
-def _factors(left: Sequence[Option], observed: Sequence[tuple[Option, float]]) -> np.ndarray:
-    """A factor for each layout, from the factors observed: a ridge regression of their logarithms on its parts."""
+def _factors(left: Sequence[Option], observed: Sequence[tuple[Option, float]], hope: float) -> np.ndarray:
+    """A factor for each layout, from the factors observed: a Bayesian linear regression of their logarithms.
+
+    Every part of a layout has a factor of its own, expected to be 1 (Bishop 2006, section 3.3). `hope` lowers each
+    result by so many standard deviations: what has unknown parts is worth a look that what is well known is not.
+    """
     if not observed:
         return np.ones(len(left))
-    names = sorted({part for option, _ in observed for part in _parts(option.layout)})
+    options = [option for option, _ in observed]
+    names = sorted({part for option in (*options, *left) for part in _parts(option.layout)})
 
     def rows(options: Sequence[Option]) -> np.ndarray:
-        return np.array([[1.0, *(name in _parts(option.layout) for name in names)] for option in options], float)
+        parts = [_parts(option.layout) for option in options]
+        return np.array([[1.0, *(name in part for name in names)] for part in parts], float)
 
-    x = rows([option for option, _ in observed])
-    y = np.log([factor for _, factor in observed])
-    penalty = RIDGE * np.eye(x.shape[1])
-    penalty[0, 0] = 1e-6  # the estimate as a whole may be off by any factor
-    return np.exp(rows(left) @ np.linalg.solve(x.T @ x + penalty, x.T @ y))
+    x, y = rows(options), np.log([factor for _, factor in observed])
+    prior = np.full(x.shape[1], 1 / PART**2)
+    prior[0] = 1e-4  # the estimate as a whole may be off by any factor
+    covariance = np.linalg.inv(np.diag(prior) + x.T @ x / NOISE**2)
+    mean = covariance @ x.T @ y / NOISE**2
+    ahead = rows(left)
+    deviation = np.sqrt(np.einsum("ij,jk,ik->i", ahead, covariance, ahead))
+    return np.exp(ahead @ mean - hope * deviation)
 
 
 def _parts(layout: Layout) -> frozenset[str]:
     rows = layout.micro_batch // batch_ways(read_mesh(layout.mesh)[0])
     mesh, remat = f"mesh {layout.mesh}", f"remat {layout.remat}"
-    return frozenset((mesh, remat, f"rows {rows}", f"chunk {layout.loss_chunk}", f"{remat} rows {rows}"))
+    return frozenset((mesh, remat, f"rows {rows}", f"chunk {layout.loss_chunk}"))
 
 
 def _step_s(option: Option) -> float:

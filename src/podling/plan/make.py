@@ -1,0 +1,163 @@
+"""From a configuration, a target and a budget to a plan."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from podling.config import Config
+from podling.cost.analytic import estimate_hbm, estimate_time
+from podling.cost.cpu import CpuPeaks, measure_cpu
+from podling.cost.records import Layout
+from podling.cost.scaling_law import forecast
+from podling.errors import InputError, raise_if
+from podling.files import show_binary
+from podling.model.spec import param_count
+from podling.plan.budget import spend
+from podling.plan.cache import Programs
+from podling.plan.command import train_command
+from podling.plan.compile import Compiler, with_layout
+from podling.plan.records import Loss, Option, Plan
+from podling.plan.refused import does_not_fit, undivided
+from podling.plan.search import Found, Limits, layouts, search
+from podling.plan.target import Target
+from podling.topology import compiler_missing
+from podling.train.flops import flops_per_token
+
+HELD = ("--mesh", "--train.micro-batch", "--train.remat", "--train.loss-chunk")
+"""Flags that fix a part of the layout when they are given."""
+SHOWN = 5  # runners-up and refusals
+
+
+def make_plan(
+    config: Config,
+    given: frozenset[str],
+    target: Target,
+    budget_s: float | None,
+    data_tokens: int | None,
+    say: Callable[[str], None],
+    limits: Limits,
+) -> Plan:
+    """Choose the layout, and say what the budget buys.
+
+    Args:
+        config: validated, with `vocab_size` known.
+        given: the flags that the person typed; those of `HELD` stay as they are.
+        target: what to plan for.
+        budget_s: seconds of the session; None plans the configuration's own steps.
+        data_tokens: training tokens there are; None when it is not known.
+        say: told what is being done.
+        limits: of the search.
+
+    Raises:
+        InputError: nothing fits, or the budget is too short to begin.
+        RunError: the compiler died.
+    """
+    began_s = time.monotonic()
+    held = frozenset(given) & frozenset(HELD)
+    itemsize = itemsize_of(config, target)
+    space = layouts(config, target, held)
+    if not space:
+        raise_if(undivided(config, target, held))
+    candidates = [estimated(config, layout, target, itemsize) for layout in space]
+    missing = compiler_missing() if target.platform == "tpu" else None
+    compiler = None
+    if target.platform == "gpu" or missing:
+        found = by_estimate(candidates)
+    else:
+        peaks = _cpu_peaks(say) if target.platform == "cpu" else None
+        compiler = Compiler(config, target, Programs(limits.cache), peaks, say)
+        found = search(candidates, compiler.option, limits)
+    if not found.fitting:
+        raise InputError(does_not_fit(config, target, held, found, best_estimate))
+    chosen = found.fitting[0]
+    notes = [target.approximate] if target.approximate else []
+    if missing:
+        notes.append(f"estimated: the TPU compiler is not here ({missing})")
+    if target.platform == "gpu":
+        notes.append("estimated: podling has no compiler for GPUs away from one")
+    settled = with_layout(config, chosen.layout)
+    return _plan(settled, target, found, budget_s, data_tokens, notes, compiler, began_s)
+
+
+def itemsize_of(config: Config, target: Target) -> int:
+    """Bytes of the compute dtype there; `auto` is float32 on CPUs and bfloat16 elsewhere."""
+    asked = config.train.dtype
+    return 4 if asked == "float32" or (asked == "auto" and target.platform == "cpu") else 2
+
+
+def estimated(config: Config, layout: Layout, target: Target, itemsize: int) -> Option:
+    """A layout with its analytic estimates."""
+    inside = with_layout(config, layout)
+    hbm = estimate_hbm(inside, layout, target.chip, itemsize)
+    hbm = replace(hbm, limit_bytes=target.device_bytes)
+    return Option(layout, hbm, estimate_time(inside, layout, target.devices, target.chip, itemsize, target.joined))
+
+
+def best_estimate(config: Config, target: Target, held: frozenset[str]) -> Option | None:
+    """The fastest layout that fits by estimate, with these flags held; None where there is none."""
+    itemsize = itemsize_of(config, target)
+    options = (estimated(config, layout, target, itemsize) for layout in layouts(config, target, held))
+    return min((option for option in options if option.fits), key=_seconds, default=None)
+
+
+def by_estimate(candidates: Sequence[Option]) -> Found:
+    """The candidates in the order of their estimates, where there is no compiler to ask."""
+    fitting = sorted((option for option in candidates if option.fits), key=_seconds)
+    refused = sorted((option for option in candidates if not option.fits), key=lambda option: option.hbm.total_bytes)
+    refused = [replace(option, time=None, refusal=_too_much(option)) for option in refused[:SHOWN]]
+    return Found(tuple(fitting), tuple(refused), len(candidates))
+
+
+def _seconds(option: Option) -> float:
+    assert option.time is not None
+    return option.time.step_s
+
+
+def _too_much(option: Option) -> str:
+    return f"needs about {show_binary(option.hbm.total_bytes)} of {show_binary(option.hbm.limit_bytes)}"
+
+
+def _cpu_peaks(say: Callable[[str], None]) -> CpuPeaks:
+    say("measuring this machine: matrix products, memory")
+    return measure_cpu()
+
+
+def _plan(
+    config: Config,
+    target: Target,
+    found: Found,
+    budget_s: float | None,
+    data_tokens: int | None,
+    notes: list[str],
+    compiler: Compiler | None,
+    began_s: float,
+) -> Plan:
+    """The fastest that was found, with what the budget makes of it."""
+    chosen = found.fitting[0]
+    assert chosen.time is not None
+    step_s, dtype = chosen.time.step_s, "float32" if itemsize_of(config, target) == 4 else "bfloat16"
+    tokens_per_s = config.train.batch_tokens / step_s
+    use = None
+    if budget_s is not None:
+        use = spend(config, target, step_s, chosen.compile_s, budget_s, data_tokens)
+        config = replace(config, train=replace(config.train, steps=use.steps, tokens=0))
+    tokens = config.train.steps * config.train.batch_tokens
+    params = param_count(config.model)
+    epochs = tokens / data_tokens if data_tokens else None
+    peak = target.chip.peak_flops.get(dtype) or (compiler.peaks.gemm_flops / target.devices if compiler else None)
+    return Plan(
+        target=target,
+        config=config,
+        chosen=chosen,
+        runners_up=found.fitting[1 : SHOWN + 1],
+        refused=found.refused[:SHOWN],
+        tokens_per_s=tokens_per_s,
+        mfu=tokens_per_s * flops_per_token(config.model) / (peak * target.devices) if peak else None,
+        params=params,
+        budget=use,
+        loss=Loss(*forecast(params, tokens, epochs, config.model.vocab_size)),
+        command=train_command(config),
+        plan_s=time.monotonic() - began_s,
+        compiled=compiler.compiled if compiler else 0,
+        notes=tuple(notes),
+    )
