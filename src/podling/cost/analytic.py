@@ -48,7 +48,7 @@ def estimate_hbm(config: Config, layout: Layout, chip: Chip, itemsize: int) -> H
         InputError: the layout's mesh is none.
     """
     tensors = step_tensors(share(config, layout, itemsize))
-    by_category = dict.fromkeys(CATEGORIES, 0)
+    by_category: dict[str, int] = {category: 0 for category in CATEGORIES}
     for tensor in tensors:
         by_category[tensor.category] += tensor.device_bytes
     return Hbm(
