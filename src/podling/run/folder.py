@@ -47,6 +47,11 @@ class RunPaths:
         return self.path / "metrics.jsonl"
 
     @property
+    def prediction(self) -> Path:
+        """What a step of the newest session should take, written before its first one."""
+        return self.path / "prediction.json"
+
+    @property
     def summary(self) -> Path:
         """What a finished run came to; there is one only then."""
         return self.path / "summary.json"

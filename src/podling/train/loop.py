@@ -29,6 +29,7 @@ from podling.train.devices import open_session
 from podling.train.finish import finish
 from podling.train.flops import flops_per_token
 from podling.train.meter import Meter
+from podling.train.prediction import Forecast, compile_and_foretell
 from podling.train.progress import Reporter
 from podling.train.session import Session
 from podling.train.signals import AgreedStop, StopRequest
@@ -87,6 +88,7 @@ class Run:
         self.between = Between(session, folder, reporter, together, write=self.write, facts=self.facts)
         self.log: MetricsLog | None = None  # the first process has one
         self.pending: Pending | None = None
+        self.forecast: Forecast | None = None  # of the first process, once the step is compiled
 
     def __enter__(self) -> "Run":
         return self
@@ -123,6 +125,7 @@ class Run:
             **dataclasses.asdict(baseline),
             **self.meter.totals(),
             "train_s": self.meter.train_s,
+            "prediction": self.forecast and self.forecast.beside(self.meter.session_step_s),
         }
         return finish(self.session, self.folder, self.reporter, state.params, figures, self.wall_s, self.together)
 
@@ -140,6 +143,8 @@ class Run:
             return state
         if not self.resumed_evaluated and _due(start, self.config.train.eval_every):
             self.between.evaluation(state, start)  # a signal came before it could be done
+        programs = self.between.programs
+        self.forecast = compile_and_foretell(self.session, programs, self.folder, self.reporter, self.together)
         with closing(self.session.batches.iterate(start)) as batches:
             state = self.first_step(state, start, batches)
             for done in range(start + 1, self.total_steps + 1):
@@ -161,13 +166,10 @@ class Run:
         return state
 
     def first_step(self, state: TrainState, start: int, batches: Iterator[Batch]) -> TrainState:
-        """The step that compiles; it is not timed."""
-        about_s = 5 if self.session.mesh.devices.flat[0].platform == "cpu" else 40
-        with self.reporter.status("compiling the training step", about_s):
-            self.meter.pause()
-            state = self.step(state, start, batches)
-            self.settle(COMPILE_S)
-        self.between.programs.seal()
+        """The step for which batches and memory are first fetched; it is not timed."""
+        self.meter.pause()
+        state = self.step(state, start, batches)
+        self.settle(COMPILE_S)
         return state
 
     def step(self, state: TrainState, done: int, batches: Iterator[Batch]) -> TrainState:

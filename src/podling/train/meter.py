@@ -33,6 +33,7 @@ class Meter:
         self.steps = 0  # timed ones
         self.train_s = 0.0
         self.wait_s = 0.0
+        self._before = (0, 0.0)  # steps and seconds of earlier sessions
 
     def resume(self) -> None:
         """Start the clock of the next step: at the beginning, and after anything that is not a step."""
@@ -56,6 +57,12 @@ class Meter:
     def step_s(self) -> float | None:
         """Mean of the recent steps; None before the first timed one."""
         return sum(self._recent) / len(self._recent) if self._recent else None
+
+    @property
+    def session_step_s(self) -> float | None:
+        """Mean over the timed steps of this session; None before the first."""
+        steps, train_s = self._before
+        return (self.train_s - train_s) / (self.steps - steps) if self.steps > steps else None
 
     def speed(self, step_s: float | None) -> dict[str, float | None]:
         """`step_s`, `tokens_per_s` and `mfu` at this time per step."""
@@ -82,3 +89,4 @@ class Meter:
         """Continue from `state`."""
         self.steps = int(state["steps"])
         self.train_s, self.wait_s = state["train_s"], state["wait_s"]
+        self._before = (self.steps, self.train_s)

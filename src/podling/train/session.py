@@ -16,6 +16,7 @@ from podling.parallel.mesh import batch_sharding, make_mesh
 from podling.train.auto_mesh import Machine, joined, settle_mesh
 from podling.train.batch_plan import BatchPlan, device_memory_bytes, plan_batch
 from podling.train.evaluate import Evaluator
+from podling.train.lowering import abstract_batch, abstract_state
 from podling.train.progress import Reporter
 from podling.train.retrace import TraceCounter
 from podling.train.rows import checksum, device_checksum, place, rows_here
@@ -110,14 +111,16 @@ class Session:
 
     def abstract_state(self) -> TrainState:
         """Shapes, dtypes and shardings of the state, without any of its bytes."""
-        state = jax.eval_shape(lambda: init_state(self.config))
+        return abstract_state(self.config, self.mesh)
 
-        def on_mesh(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            spec = leaf.sharding.spec if leaf.sharding is not None else jax.sharding.PartitionSpec()
-            sharding = jax.sharding.NamedSharding(self.mesh, spec)
-            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+    def compile_step(self) -> jax.stages.Compiled:
+        """The step's program, compiled before there is a batch; `step` then runs this very program.
 
-        return jax.tree.map(on_mesh, state)
+        JAX keeps it with the jitted function: a step of these types neither traces nor compiles again, and one of other
+        types does both, and is counted.
+        """
+        batch = abstract_batch(self.config, self.mesh, self.plan.micro_batch, self.plan.micro_steps)
+        return self.train_step.lower(self.abstract_state(), batch).compile()
 
     def put(self, batch: Batch) -> DeviceBatch:
         """Lay a batch out over the mesh: this process's rows go to its devices."""

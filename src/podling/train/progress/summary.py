@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from podling.train.progress.words import count, duration, loss, share
+from podling.train.progress.words import count, duration, held_against, loss, share
 
 
 def summary_view(summary: dict[str, Any], width: int) -> Group:
@@ -66,6 +66,8 @@ def _facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("speed", f"{count(summary.get('tokens_per_s'))} tokens/s, MFU {share(summary.get('mfu'))}{peak}, {waited}"),
         ("training loss", f"{loss(summary.get('train_loss'))} nats/token at the end"),
     ]
+    if against := held_against(summary.get("prediction")):
+        facts.insert(3, ("prediction", against))
     if summary.get("val_bits_per_byte") is not None:
         facts.append(("held-out text", f"{summary['val_bits_per_byte']:.4f} bits per byte"))
     if summary.get("export"):

@@ -52,6 +52,30 @@ def step_line(record: dict[str, Any], total_steps: int) -> str:
     return "  ".join(parts)
 
 
+def seconds(value: float) -> str:
+    """Three figures and a unit: '1.24 s', '83.0 ms'."""
+    return f"{value:#.3g}".rstrip(".") + " s" if value >= 0.9995 else f"{value * 1e3:#.3g}".rstrip(".") + " ms"
+
+
+def predicted(facts: dict[str, Any]) -> str:
+    """A step's foretold time with its range, of the facts in prediction.json."""
+    low, high = facts["step_s_range"]
+    return f"{seconds(facts['step_s'])} a step ({seconds(low)} to {seconds(high)})"
+
+
+def held_against(facts: dict[str, Any] | None) -> str:
+    """What was foretold beside what was measured; of a summary's `prediction`."""
+    if not facts:
+        return ""
+    if facts.get("step_s") is None:
+        return f"none: {facts.get('missing', 'unknown')}"
+    if facts.get("measured_step_s") is None:
+        return f"{predicted(facts)}, and no step was timed"
+    ratio = facts["measured_step_s"] / facts["step_s"]
+    off = f"{abs(ratio - 1):.0%} {'slower' if ratio > 1 else 'faster'} than predicted"
+    return f"{predicted(facts)}, measured {seconds(facts['measured_step_s'])}: {off}"
+
+
 def evaluation_line(record: dict[str, Any], baseline: Any = None) -> str:
     """One evaluation in one line, beside the model it has to beat."""
     words = f"step {record['step']:,}  held-out loss {loss(record['val_loss'])} nats/token"
