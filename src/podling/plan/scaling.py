@@ -10,7 +10,6 @@ from rich.text import Text
 
 from podling.config import Config
 from podling.errors import InputError, PodlingError, Problem
-from podling.files import show_binary
 from podling.plan.records import Plan
 from podling.plan.tables import seconds
 from podling.plan.target import Target, parse_target
@@ -163,9 +162,9 @@ def _table(scaling: Scaling, how: How, heading: str) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), title=heading, title_justify="left")
     table.title_style, table.header_style = "bold", "dim"
     table.add_column("devices", justify="right", no_wrap=True)
-    table.add_column("mesh", overflow="fold")
-    for name in ("tokens a step", "step", "tokens/s", "efficiency", "MFU", "waiting", "memory"):
-        table.add_column(name, justify="right")
+    table.add_column("mesh", overflow="fold", min_width=12)
+    for name in ("batch", "step", "tokens/s", "efficiency", "MFU", "waiting"):
+        table.add_column(name, justify="right", no_wrap=True)
     for point, efficiency in zip(scaling.points(how), scaling.efficiency(how), strict=True):
         if point.step_s is None:
             table.add_row(str(point.devices), "does not fit", count(point.batch_tokens), style="dim")
@@ -180,6 +179,5 @@ def _table(scaling: Scaling, how: How, heading: str) -> Table:
             share(efficiency),
             share(point.mfu),
             share(point.waiting),
-            show_binary(point.hbm_bytes or 0),
         )
     return table

@@ -17,19 +17,19 @@ Dots = list[tuple[float, float]]
 
 def picture(scaling: Scaling) -> str:
     """The SVG document."""
-    title = f"{scaling.model} on {scaling.chip}, 1 to many devices"
+    devices = sorted({point.devices for how in HOWS for point in scaling.points(how)})
+    title = f"{scaling.model} on {scaling.chip}, {devices[0]} to {devices[-1]} devices"
     parts = [text(MARGIN, MARGIN + 20, title, 18, bold=True)]
     y = MARGIN + 44.0
     for colour, words in HOWS.values():
         parts.append(f'<rect x="{MARGIN}" y="{y - 10:.1f}" width="14" height="10" rx="2" fill="{colour}"/>')
         parts.append(text(MARGIN + 20, y, words, 13))
         y += 18
-    devices = sorted({point.devices for how in HOWS for point in scaling.points(how)})
     speeds = {how: _speeds(scaling, how) for how in HOWS}
     parts += _panel("tokens/s; dashed: as many times as there are devices", devices, speeds, y + 24, _ideal(speeds))
     shares = {how: _shares(scaling, how) for how in HOWS}
     parts += _panel("efficiency, %", devices, shares, y + 24 + HEIGHT + GAP + 16, None)
-    y += 24 + 2 * (HEIGHT + GAP) + 8
+    y += 24 + 2 * (HEIGHT + GAP) + 18
     parts.append(text(MARGIN, y, _footnote(scaling), 12, soft=True))
     return document(title, parts, round(y + MARGIN))
 
@@ -86,7 +86,12 @@ def _panel(heading: str, devices: Sequence[int], curves: dict[How, Dots], y: flo
     for number in devices:
         parts.append(text(across(number), top + HEIGHT + 18, str(number), 12, soft=True, anchor="middle"))
     if ideal:
-        parts.append(_line([(across(x), up(v)) for x, v in ideal], 'class="rule" stroke-dasharray="5 4"'))
+        parts.append(
+            _line(
+                [(across(x), up(v)) for x, v in ideal],
+                'class="rule" style="stroke-opacity: 1" stroke-width="1.5" stroke-dasharray="5 4"',
+            )
+        )
     for how, dots in curves.items():
         places = [(across(x), up(v)) for x, v in dots]
         parts.append(_line(places, f'stroke="{HOWS[how][0]}" stroke-width="2"'))
