@@ -203,7 +203,7 @@ def _plan(asked: _Asked) -> dict[str, Any]:
     plan = replace(plan, notes=(*asked.notes, *plan.notes))
     if not args.json:
         _show(plan, scaling)
-    if args.svg:
+    if scaling is not None and args.svg:
         from podling.plan.scaling_svg import picture
 
         atomic_write(args.svg, picture(scaling))

@@ -105,7 +105,7 @@ def scale(config: Config, target: Target, plan_of: PlanOf, say: Callable[[str], 
         say: told what is being done.
     """
     targets = sizes_of(target)
-    curves: dict[str, list[Point]] = {"strong": [], "weak": []}
+    curves: dict[How, list[Point]] = {"strong": [], "weak": []}
     for number, size in enumerate(targets, 1):
         for how, points in curves.items():
             tokens = config.train.batch_tokens if how == "strong" else weak_batch(config, target, size.devices)

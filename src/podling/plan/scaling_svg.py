@@ -13,6 +13,7 @@ HOWS: dict[How, tuple[str, str]] = {
     "weak": (COLOURS[3], "weak: the batch grows"),
 }
 Dots = list[tuple[float, float]]
+Curves = dict[How, Dots]
 
 
 def picture(scaling: Scaling) -> str:
@@ -25,9 +26,9 @@ def picture(scaling: Scaling) -> str:
         parts.append(f'<rect x="{MARGIN}" y="{y - 10:.1f}" width="14" height="10" rx="2" fill="{colour}"/>')
         parts.append(text(MARGIN + 20, y, words, 13))
         y += 18
-    speeds = {how: _speeds(scaling, how) for how in HOWS}
+    speeds: Curves = {how: _speeds(scaling, how) for how in HOWS}
     parts += _panel("tokens/s; dashed: as many times as there are devices", devices, speeds, y + 24, _ideal(speeds))
-    shares = {how: _shares(scaling, how) for how in HOWS}
+    shares: Curves = {how: _shares(scaling, how) for how in HOWS}
     parts += _panel("efficiency, %", devices, shares, y + 24 + HEIGHT + GAP + 16, None)
     y += 24 + 2 * (HEIGHT + GAP) + 18
     parts.append(text(MARGIN, y, _footnote(scaling), 12, soft=True))
@@ -43,7 +44,7 @@ def _shares(scaling: Scaling, how: How) -> Dots:
     return [(point.devices, 100 * value) for point, value in pairs if value is not None]
 
 
-def _ideal(speeds: dict[How, Dots]) -> Dots:
+def _ideal(speeds: Curves) -> Dots:
     """From the first measured point of either curve, as many times as fast."""
     first = min((dots[0] for dots in speeds.values() if dots), default=None)
     last = max((dots[-1][0] for dots in speeds.values() if dots), default=0)
@@ -56,7 +57,7 @@ def _footnote(scaling: Scaling) -> str:
     return words[sources.pop()] if len(sources) == 1 else "partly from compiled programs, partly estimated"
 
 
-def _panel(heading: str, devices: Sequence[int], curves: dict[How, Dots], y: float, ideal: Dots | None) -> list[str]:
+def _panel(heading: str, devices: Sequence[int], curves: Curves, y: float, ideal: Dots | None) -> list[str]:
     """A panel whose heading is at `y`: logarithmic upwards with an ideal line, from zero without."""
     parts = [text(MARGIN, y, heading, 13, soft=True)]
     top = y + 12
