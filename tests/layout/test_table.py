@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import pytest
 
 from podling.config import Config, ModelConfig, TrainConfig
+from podling.cost.shares import held_params
 from podling.layout.describe import describe
 from podling.layout.grid import grid_of_count
 from podling.layout.table import ACTIVATIONS, COUNTERS, LAYER, PARAMETERS, state_rows, step_rows, totals
 from podling.model.spec import param_specs
 from podling.parallel.axes import read_mesh
 from podling.parallel.mesh import abstract_mesh, batch_sharding, make_mesh
-from podling.train.auto_mesh import held_bytes
 from podling.train.batch_plan import plan_batch
 from podling.train.step import DeviceBatch, init_state, make_train_step
 
@@ -43,7 +43,8 @@ def test_state_bytes_are_what_the_arrays_take(mesh):
     assert layout.state_bytes == sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
     # What --mesh auto reckons with: this, and gradients as large as the weights.
     arrays = [*(leaf for leaf in leaves if leaf.ndim), *jax.tree.leaves(state.params)]
-    assert held_bytes(CONFIG.model, read_mesh(mesh)[0], 16) == sum(a.addressable_shards[0].data.nbytes for a in arrays)
+    held = held_params(CONFIG.model, **read_mesh(mesh)[0])
+    assert 16 * held == sum(array.addressable_shards[0].data.nbytes for array in arrays)
 
 
 def test_every_parameter_and_both_its_moments_are_there_by_name():

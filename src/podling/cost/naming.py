@@ -42,6 +42,9 @@ class Names:
             return _argument(buffer.made_by.op_name or buffer.made_by.name)
         sources, dims = self._sources(buffer), buffer.shape.dims
         backward = any("transpose(jvp" in source for source in sources)
+        forward = not backward and any("jvp(" in source for source in sources)
+        if forward and self._stacked(buffer) and dims not in self.params.values():
+            return "activations", f"{words(sources, dims, self.hidden)}, every layer"
         param = self._param(dims)
         if any("opt_state" in source for source in sources):
             return "temporary", f"copy of {_argument(next(s for s in sources if 'opt_state' in s))[1]}"
@@ -51,11 +54,9 @@ class Names:
             return "gradients", f"gradient of {param}"
         if param:
             return "parameters", f"{param} in {buffer.shape.dtype}"
-        if self._stacked(buffer) and not backward and any("jvp(" in source for source in sources):
-            return "activations", f"{self._words(sources, dims)}, every layer"
         if self.vocab in dims and any("loss" in source for source in sources):
             return "logits", "gradient of the logits" if backward else "logits"
-        return "temporary", self._words(sources, dims)
+        return "temporary", words(sources, dims, self.hidden)
 
     def _param(self, dims: tuple[int, ...]) -> str:
         """The parameter of this shape, or with a layer of this shape, in whatever order of axes; or gathered."""
@@ -69,26 +70,6 @@ class Names:
         ways = self.program.partitions
         same += [f"{name}, gathered" for name, held in whole + layer if _gathered(_rank(held), wanted, ways)]
         return next(iter(same), "")
-
-    def _words(self, sources: list[str], dims: tuple[int, ...]) -> str:
-        """`attention: q, k, v` of `jit(train_step)/jvp()/while/body/attention/btd,cdn->cbtn/dot_general`."""
-        told = [source for source in sources if "/" in source and "dynamic_update" not in source]
-        if not told:
-            return next(iter(sources), "") or "made by the compiler"
-        parts = told[0].split("/")
-        scope = next((scope for scope in _SCOPES for part in parts if scope in part), "")
-        what = next((PRODUCTS[part] for part in parts if part in PRODUCTS), "")
-        if scope == "attention" and len(dims) > 3 and dims[-1] == dims[-2]:
-            what = "scores"
-        elif not what and parts[-1] in BETWEEN_LAYERS:
-            what = "residual stream"
-        elif not what and parts[-1] == "reduce_precision":  # a result that is kept as it is
-            heads = scope == "attention" and dims[-1:] < (128,)
-            what = "hidden layer" if scope == "mlp" and self.hidden in dims else "heads" if heads else "residual stream"
-        what = what or parts[-1].replace("_", " ")
-        if "transpose(jvp" in told[0] and "rematted" not in told[0]:
-            what = f"backward of {what}"
-        return f"{scope}: {what}" if scope else what
 
     def _stacked(self, buffer: Buffer) -> bool:
         """Whether a loop writes it piece by piece, one a turn."""
@@ -122,6 +103,27 @@ class Names:
         while value.operands and (value.opcode in COPIES or "ConcatBitcast" in value.attributes):
             value = here[value.operands[0]]
         return value
+
+
+def words(sources: list[str], dims: tuple[int, ...], hidden: int = 0) -> str:
+    """`attention: q, k, v` of `jit(train_step)/jvp()/while/body/attention/btd,cdn->cbtn/dot_general`."""
+    told = [source for source in sources if "/" in source and "dynamic_update" not in source]
+    if not told:
+        return next(iter(sources), "") or "made by the compiler"
+    parts = told[0].split("/")
+    scope = next((scope for scope in _SCOPES for part in parts if scope in part), "")
+    what = next((PRODUCTS[part] for part in parts if part in PRODUCTS), "")
+    if scope == "attention" and len(dims) > 3 and dims[-1] == dims[-2]:
+        what = "scores"
+    elif not what and parts[-1] in BETWEEN_LAYERS:
+        what = "residual stream"
+    elif not what and parts[-1] == "reduce_precision":  # a result that is kept as it is
+        heads = scope == "attention" and dims[-1:] < (128,)
+        what = "hidden layer" if scope == "mlp" and hidden in dims else "heads" if heads else "residual stream"
+    what = what or parts[-1].replace("_", " ")
+    if "transpose(jvp" in told[0] and "rematted" not in told[0]:
+        what = f"backward of {what}"
+    return f"{scope}: {what}" if scope else what
 
 
 def _updates(inside: Computation, dims: tuple[int, ...]) -> Iterable[Instruction]:

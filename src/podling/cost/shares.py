@@ -48,9 +48,9 @@ class Share:
         return held_params(self.model, **self.sizes)
 
     @property
-    def gathered_params(self) -> float:
-        """Of what is split over fsdp, the parameters that a device sees whole in the course of a forward pass."""
-        return self.held_params * self.sizes["fsdp"]
+    def gathered_params(self) -> int:
+        """Parameters that a device uses in the course of a forward pass, gathered over fsdp."""
+        return held_params(self.model, tensor=self.sizes["tensor"])
 
 
 def share(config: Config, layout: Layout, itemsize: int) -> Share:

@@ -5,12 +5,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from podling.config import Config
+from podling.cost.step_bytes import row_bytes
 from podling.layout.grid import Grid
 from podling.layout.table import ACTIVATIONS, BATCH, COUNTERS, LAYER, Row, state_rows, step_rows, totals
 from podling.layout.traffic import traffic
 from podling.model.spec import param_count
 from podling.parallel.axes import batch_ways, mesh_text
-from podling.train.batch_plan import BatchPlan, plan_batch, row_bytes
+from podling.train.batch_plan import BatchPlan, plan_batch
 
 ESTIMATE_NOTE = (
     "the compiler's temporaries come on top: a quarter of the memory is kept free for them where podling cuts the batch"

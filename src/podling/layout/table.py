@@ -94,7 +94,7 @@ def step_rows(config: Config, sizes: Mapping[str, int], plan: BatchPlan, dtype: 
     """What comes and goes within a step: gradients, a layer's weights, the batch, the activations of a micro-batch.
 
     With accumulation a micro-batch's gradients are there beside those they are added to; weights that are used in
-    another precision are there in both (see `batch_plan.bytes_per_parameter`).
+    another precision are there in both (see `cost.step_bytes.bytes_per_parameter`).
 
     Args:
         config: resolved.

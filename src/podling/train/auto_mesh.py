@@ -1,21 +1,18 @@
 """`--mesh auto`: the mesh with the least traffic that holds the state and divides model and batch."""
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-
-from podling.config import Config, ModelConfig
+from podling.config import Config
+from podling.cost.shares import held_params
+from podling.cost.step_bytes import bytes_per_parameter
 from podling.errors import Problem, raise_if
 from podling.files import show_binary
 from podling.model.fit import batch_problems, fits, mesh_problems
-from podling.model.spec import param_specs
 from podling.parallel.axes import MESH_AXES, batch_ways, factorisations, mesh_text, read_mesh
-from podling.parallel.mesh import abstract_mesh, storage_sharding
-from podling.train.batch_plan import USABLE, bytes_per_parameter, row_bytes
+from podling.train.batch_plan import USABLE, micro_batch_bytes
 
 HELD = "weights, moments, gradients and their copies"
 
@@ -101,35 +98,22 @@ class Need:
     per_parameter: int
     held: int
     """For the parameters that it holds: weights, moments, gradients and their copies."""
-    activations: float
-
-    @property
-    def total(self) -> float:
-        return self.held + self.activations
+    total: int
 
 
 def _need(config: Config, sizes: Mapping[str, int], itemsize: int, usable: float) -> Need:
     """With the micro-batch that was asked for; else in one piece where that fits, or else the least that does."""
-    row, ways = row_bytes(config, itemsize) / sizes["tensor"], batch_ways(sizes)
-    rows = config.train.batch_tokens // config.model.context // ways
+    ways, rows = batch_ways(sizes), config.train.batch_tokens // config.model.context
 
-    def need(rows_at_once: int) -> Need:
-        each = bytes_per_parameter(itemsize, accumulates=rows_at_once < rows)
-        return Need(each, held_bytes(config.model, sizes, each), rows_at_once * row)
+    def need(micro_batch: int) -> Need:
+        each = bytes_per_parameter(itemsize, accumulates=micro_batch < rows)
+        total = micro_batch_bytes(config, sizes, micro_batch, itemsize)
+        return Need(each, each * held_params(config.model, **sizes), total)
 
     if config.train.micro_batch:
-        return need(config.train.micro_batch // ways)
+        return need(config.train.micro_batch)
     whole = need(rows)
-    return whole if whole.total <= usable else min(whole, need(1), key=lambda found: found.total)
-
-
-def held_bytes(model: ModelConfig, sizes: Mapping[str, int], per_parameter: int) -> int:
-    """Bytes on each device for the parameters it holds: every leaf's share, as the spec tree and table say."""
-    mesh = abstract_mesh(sizes)
-    return sum(
-        per_parameter * math.prod(storage_sharding(mesh, leaf.axes).shard_shape(leaf.shape))
-        for leaf in jax.tree.leaves(param_specs(model))
-    )
+    return whole if whole.total <= usable else min(whole, need(ways), key=lambda found: found.total)
 
 
 def _why(config: Config, machine: Machine, sizes: dict[str, int], needed: Need) -> str:
@@ -151,7 +135,7 @@ def _why(config: Config, machine: Machine, sizes: dict[str, int], needed: Need) 
             f"device, and {planned}, the rest being for what the compiler adds: {outlook} out of memory ({advice})"
         )
     alone: dict[str, int] = {axis: 1 for axis in MESH_AXES}
-    whole = show_binary(held_bytes(config.model, alone, needed.per_parameter))
+    whole = show_binary(needed.per_parameter * held_params(config.model))
     if sizes["fsdp"] == sizes["tensor"] == 1:
         return f"{HELD} ({whole}) fit on every device, so only gradients travel"
     share = f"{show_binary(needed.held)} on each"

@@ -5,10 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from podling.config import Config, ModelConfig
+from podling.config import Config
+from podling.cost.records import Layout
+from podling.cost.shares import share
+from podling.cost.step_bytes import needed_bytes
 from podling.errors import raise_if
 from podling.model.fit import batch_problems
-from podling.parallel.axes import batch_ways
+from podling.parallel.axes import batch_ways, mesh_text
 
 USABLE = 0.75
 """Share of a device's memory that state and activations may take; the rest is for what the estimate does not see."""
@@ -54,19 +57,10 @@ def plan_batch(config: Config, mesh_sizes: Mapping[str, int], itemsize: int, dev
     raise_if(batch_problems(config, mesh_sizes))
     context, rows, micro = config.model.context, _rows(config), config.train.micro_batch
     if not micro:
-        weights = _weights(config.model) / (mesh_sizes["fsdp"] * mesh_sizes["tensor"])
-        # Everything a row needs is split over tensor: the residual stream, heads, mlp and vocabulary. (124M, 16 rows a
-        # device over tensor=4, dots: 1.8 GiB by this estimate, 1.6 by the TPU compiler for v5e:2x4.)
-        row = row_bytes(config, itemsize) / mesh_sizes["tensor"]
-
-        def room(*, accumulates: bool) -> float:
-            """Rows for which a device has memory beside what it holds of the parameters."""
-            held = bytes_per_parameter(itemsize, accumulates=accumulates) * weights
-            return (USABLE * device_bytes - held) / row
-
-        fits = max(room(accumulates=True), 1) * ways
-        sizes = [size for size in range(ways, rows + 1, ways) if rows % size == 0 and size <= fits]
-        micro = rows if room(accumulates=False) * ways >= rows else max(sizes)
+        sizes = [size for size in range(ways, rows + 1, ways) if rows % size == 0]
+        usable = USABLE * device_bytes
+        fitting = [size for size in sizes if micro_batch_bytes(config, mesh_sizes, size, itemsize) <= usable]
+        micro = max(fitting, default=min(sizes))
     return BatchPlan(context=context, rows=rows, micro_batch=micro, micro_steps=rows // micro)
 
 
@@ -74,33 +68,12 @@ def _rows(config: Config) -> int:
     return config.train.batch_tokens // config.model.context
 
 
-def bytes_per_parameter(itemsize: int, *, accumulates: bool) -> int:
-    """Bytes that a step holds for a parameter: 16 for it, its two moments and its gradient in float32, and the copies.
-
-    These are the weights in the compute dtype, which the TPU compiler casts once for all layers, and where gradients
-    are accumulated a micro-batch's own before they are added. (124M on a v5e chip, data=8: its program has every
-    kernel in bfloat16, and two micro-batches for one take 859 MiB more, of which the second gradients are 475.)
-
-    Args:
-        itemsize: bytes of the compute dtype.
-        accumulates: whether the batch is cut into micro-batches.
-    """
-    return 16 + (4 if accumulates else 0) + (itemsize if itemsize < 4 else 0)
-
-
-def row_bytes(config: Config, itemsize: int) -> int:
-    """Estimated bytes one sequence needs for its activations, kept for the backward pass, and its logits."""
-    model, train = config.model, config.train
-    residual = model.context * model.embed * itemsize
-    attention = model.context**2 * model.heads * (8 + itemsize)  # float32 scores, their softmax, and its cast
-    layer = 10 * residual + 3 * model.context * model.mlp * itemsize + attention
-    # dots keeps q, k, v, the two projections and the MLP's hidden layer. For the 124M model on a v5e chip, 8 rows in
-    # bfloat16 and loss chunks of 256, the TPU compiler asks for 15.1 GB without remat (here: 17.9) and 4.0 GB (3.9).
-    dots = 5 * residual + model.context * model.mlp * itemsize
-    kept = {"none": layer, "dots": dots, "full": residual}[train.remat]
-    positions = train.loss_chunk or model.context
-    logits = 3 * positions * max(model.vocab_size, 1) * 4
-    return model.layers * kept + layer + logits
+def micro_batch_bytes(config: Config, mesh_sizes: Mapping[str, int], micro_batch: int, itemsize: int) -> int:
+    """Estimated bytes that each device needs for a step in micro-batches of this many rows over all devices."""
+    layout = Layout(
+        mesh_text(mesh_sizes), micro_batch, _rows(config) // micro_batch, config.train.remat, config.train.loss_chunk
+    )
+    return needed_bytes(share(config, layout, itemsize))
 
 
 def device_memory_bytes(devices: Sequence[Any]) -> int:
@@ -109,7 +82,3 @@ def device_memory_bytes(devices: Sequence[Any]) -> int:
     if stats and "bytes_limit" in stats:
         return int(stats["bytes_limit"])
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (2 * len(devices))
-
-
-def _weights(model: ModelConfig) -> int:
-    return model.layers * (4 * model.embed**2 + 2 * model.embed * model.mlp) + model.vocab_size * model.embed

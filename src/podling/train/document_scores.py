@@ -15,10 +15,11 @@ import numpy as np
 from jax import P, lax
 
 from podling.config import Config
+from podling.cost.step_bytes import row_bytes
 from podling.data.documents import DocumentPlace, document_tokens, list_documents
 from podling.data.shards import Prepared, SplitName
 from podling.model.spec import Params, param_count
-from podling.train.batch_plan import device_memory_bytes, row_bytes
+from podling.train.batch_plan import device_memory_bytes
 from podling.train.per_example import score_windows
 from podling.train.progress.words import how_far
 
