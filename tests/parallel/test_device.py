@@ -60,17 +60,28 @@ class Chip:
 
 
 @pytest.mark.parametrize(
-    ("kind", "peak"),
-    [("TPU v5 lite", 197e12), ("TPU v5p", 459e12), ("TPU v5", 459e12), ("NVIDIA H100 80GB HBM3", 989e12)],
+    ("kind", "dtype", "peak"),
+    [
+        ("TPU v5 lite", "bfloat16", 197e12),
+        ("TPU v5p", "bfloat16", 459e12),
+        ("TPU v5", "bfloat16", 459e12),
+        ("TPU v3", "bfloat16", 61.5e12),  # a core
+        ("NVIDIA H100 80GB HBM3", "bfloat16", 989e12),
+        ("NVIDIA H100 80GB HBM3", "float32", 67e12),
+        ("Tesla T4", "bfloat16", 8.1e12),  # computed in float32
+    ],
 )
-def test_published_peaks_by_the_longest_name(kind, peak):
-    assert peak_flops([Chip(kind)], jnp.dtype("bfloat16")).flops_per_s == peak
+def test_published_peaks(kind, dtype, peak):
+    found = peak_flops([Chip(kind)], jnp.dtype(dtype))
+    assert found.flops_per_s == peak and found.source == f"published {dtype} peak of {kind}"
 
 
-def test_an_unknown_peak_is_none_and_says_so():
-    unknown = peak_flops([Chip("TPU v99")], jnp.dtype("bfloat16"))
-    assert unknown.flops_per_s is None and "TPU v99" in unknown.source
-    assert peak_flops([Chip("TPU v5e")], jnp.dtype("float32")).flops_per_s is None
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("TPU v99", "bfloat16"), ("TPU v5e", "float32"), ("NVIDIA H100 PCIe", "bfloat16")]
+)
+def test_an_unknown_peak_is_none_and_says_so(kind, dtype):
+    unknown = peak_flops([Chip(kind)], jnp.dtype(dtype))
+    assert unknown.flops_per_s is None and kind in unknown.source and dtype in unknown.source
 
 
 def test_a_cpus_peak_is_measured_and_shared_by_its_devices(monkeypatch):

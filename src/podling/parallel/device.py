@@ -8,26 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from podling.chips import chip_of
 from podling.errors import InputError, Problem
 from podling.parallel.hardware import accelerator
-
-# Dense peak FLOP/s in bfloat16 by JAX's device_kind. Sources: Google Cloud TPU system architecture pages (per chip; v2
-# and v3 show as cores, half a chip each); NVIDIA data sheets of the named cards, without sparsity.
-PEAK_BF16_FLOPS = {
-    "TPU v2": 22.5e12,
-    "TPU v3": 61.5e12,
-    "TPU v4": 275e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5e": 197e12,
-    "TPU v5": 459e12,
-    "TPU v5p": 459e12,
-    "TPU v6 lite": 918e12,
-    "TPU v6e": 918e12,
-    "Tesla T4": 65e12,
-    "NVIDIA A100": 312e12,
-    "NVIDIA H100": 989e12,
-    "NVIDIA H200": 989e12,
-}
 
 
 @dataclass(frozen=True)
@@ -87,10 +70,10 @@ def peak_flops(devices: list[Any], dtype: Any) -> Peak:
     kind = devices[0].device_kind
     if devices[0].platform == "cpu":
         return Peak(_measure_gemm(devices[0]) / len(devices), "measured: a 1536-cubed float32 matrix product here")
-    names = [name for name in PEAK_BF16_FLOPS if kind.startswith(name)]
-    if not names or dtype != jnp.bfloat16:
-        return Peak(None, f"no published {jnp.dtype(dtype).name} peak for {kind!r} in podling's table")
-    return Peak(PEAK_BF16_FLOPS[max(names, key=len)], f"published bfloat16 peak of {kind}")
+    name, chip = jnp.dtype(dtype).name, chip_of(kind)
+    if chip is None or name not in chip.peak_flops:
+        return Peak(None, f"no published {name} peak for {kind!r} in podling's table")
+    return Peak(chip.peak_flops[name], f"published {name} peak of {kind}")
 
 
 def _measure_gemm(device: Any, size: int = 1536, repeats: int = 20) -> float:
