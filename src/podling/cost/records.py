@@ -22,6 +22,7 @@ class OpTime:
     cycles: int | None  # the compiler's estimate, once
     flops: int  # of matrix products, once
     hbm_bytes: int  # read and written, once
+    links_s: float = 0.0  # of a collective: all its times on the links, what compute hides of it included
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ unfused: such an all-reduce keeps its kind, and says in `cut` what is kept of ea
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from podling.hlo.groups import crossed_axes, read_groups
 from podling.hlo.program import SAME_VALUE, Program
@@ -31,6 +31,8 @@ class Collective:
     op_name: str  # where in the traced program it comes from
     name: str
     computation: str
+    scheduled_in: str  # the computation that runs step by step,
+    runs_in: tuple[str, ...]  # and the instructions there, in order: the first starts it, the last waits for it
 
     @property
     def operand_bytes(self) -> int:
@@ -60,18 +62,32 @@ def find_collectives(program: Program, mesh: Mapping[str, int]) -> list[Collecti
         mesh: the mesh's axes and sizes, in order (`mesh.shape`); the groups are read in its device order.
     """
     found: dict[tuple[str, ...], Collective] = {}
+    chains: dict[tuple[str, ...], list[str]] = {}
     for computation, instruction in program.instructions():
         kind = instruction.opcode.removesuffix("-start")
         if kind not in KINDS:
             continue
-        scheduled = program.scheduled_in(computation)
+        scheduled, runs_in = program.scheduled_as(computation, instruction.name)
         chained = "async_collective_fusion_config" in instruction.config and scheduled != computation
         channel = instruction.attribute("channel_id")
         # The links of a chain share their channel and the computation around them.
         key = (scheduled, kind, channel) if chained else (computation, instruction.name)
+        chains.setdefault(key, []).append(runs_in)
         if key not in found:
             found[key] = _collective(program, mesh, computation, instruction, kind, chained)
-    return list(found.values())
+    return [replace(one, runs_in=_ordered(program, one, chains[key])) for key, one in found.items()]
+
+
+def _ordered(program: Program, one: Collective, runs_in: list[str]) -> tuple[str, ...]:
+    """The instructions of the schedule that it runs in, that which waits for its start among them."""
+    schedule = list(program.computations[one.scheduled_in])
+    waits = [
+        user.name
+        for name in runs_in
+        for user in program.users[one.scheduled_in].get(name, [])
+        if user.opcode.endswith(("-done", "-update"))
+    ]
+    return tuple(sorted({*runs_in, *waits}, key=schedule.index))
 
 
 def _collective(
@@ -110,6 +126,8 @@ def _collective(
         op_name=op_name,
         name=instruction.name,
         computation=computation,
+        scheduled_in=program.scheduled_in(computation),
+        runs_in=(),
     )
 
 

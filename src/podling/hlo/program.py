@@ -69,10 +69,14 @@ class Program:
 
     def scheduled_in(self, computation: str) -> str:
         """The computation that runs step by step around this one: itself, unless it is the inside of a fusion."""
+        return self.scheduled_as(computation, "")[0]
+
+    def scheduled_as(self, computation: str, name: str) -> tuple[str, str]:
+        """Where an instruction's time is spent: the computation that runs step by step, and the instruction there."""
         for call in self.callers[computation]:
             if call.instruction.opcode == "fusion" or call.instruction.opcode.startswith("async-"):
-                return self.scheduled_in(call.computation)
-        return computation
+                return self.scheduled_as(call.computation, call.instruction.name)
+        return computation, name
 
     def _turns(self, call: Call) -> int:
         if call.attribute not in ("body", "condition"):

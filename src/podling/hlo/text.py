@@ -1,25 +1,28 @@
 """Optimised HLO text (`compiled.as_text()`, CPU or TPU) as computations of instructions.
 
 The form is that of XLA's own printer: a computation is a header `%name (...) -> ... {`, then one instruction a line,
-`%name = shape opcode(operands), attributes, metadata={...}, backend_config={...}`. Layouts are left out.
+`%name = shape opcode(operands), attributes, metadata={...}, backend_config={...}`.
 """
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from podling.errors import Problem, RunError
 
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*-> .*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
 _OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")
-_SHAPE = re.compile(r"([a-z]\w*)\[([^\]]*)\]")
+_SHAPE = re.compile(r"([a-z]\w*)\[([^\]]*)\](?:\{([^}]*)\})?")
+_SPACE = re.compile(r"S\((\d+)\)")
+_TILE = re.compile(r"T\(([\d,]+)\)")
 _CALLS = re.compile(
     r"\b(calls|to_apply|body|condition|branch_computations|true_computation|false_computation|called_computations"
     r"|select|scatter)=(\{[^}]*\}|%?[\w.\-]+)"
 )
 _NAME = re.compile(r"%([\w.\-]+)")
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
+_KERNEL_METADATA = re.compile(r"(kernel_metadata=\{)\n(.*)\n(\})")  # of Pallas kernels, over three lines
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 
 
@@ -29,6 +32,14 @@ class Shape:
 
     dtype: str
     dims: tuple[int, ...]
+    layout: str = field(default="", compare=False)
+    """As XLA prints it, `1,0:T(8,128)(2,1)S(1)`: axes from fastest to slowest, tiles, memory space."""
+
+    @property
+    def space(self) -> int:
+        """Where it lies. 0: the device's main memory. On a TPU 1 is VMEM, 2 holds semaphores, 6 scalars."""
+        found = _SPACE.search(self.layout)
+        return int(found[1]) if found else 0
 
     @property
     def size(self) -> int:
@@ -38,8 +49,22 @@ class Shape:
     @property
     def bytes(self) -> int:
         """Bytes without padding; 0 for what is no array (tokens)."""
-        bits = 8 if self.dtype == "pred" else int((re.match(r"[a-z]+(\d+)", self.dtype) or [0, 0])[1])
-        return -(-self.size * bits // 8)
+        return -(-self.size * self._bits // 8)
+
+    @property
+    def padded_bytes(self) -> int:
+        """Bytes that it takes in memory: the fastest axes filled up to whole tiles, where its layout has tiles."""
+        tile, order = _TILE.search(self.layout), self.layout.partition(":")[0]
+        if not tile or not self.dims or not order:
+            return self.bytes
+        sizes = [self.dims[int(axis)] for axis in order.split(",")]  # fastest first
+        tiles = [int(size) for size in tile[1].split(",")][::-1]
+        padded = [-(-size // part) * part for size, part in zip(sizes, tiles, strict=False)]
+        return -(-math.prod(padded) * math.prod(sizes[len(padded) :]) * self._bits // 8)
+
+    @property
+    def _bits(self) -> int:
+        return 8 if self.dtype == "pred" else int((re.match(r"[a-z]+(\d+)", self.dtype) or [0, 0])[1])
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.dims))}]"
@@ -94,7 +119,7 @@ def parse(text: str) -> tuple[dict[str, Computation], str]:
     """
     computations: dict[str, Computation] = {}
     entry, current = "", None
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(_KERNEL_METADATA.sub(r"\1\2\3", text).splitlines(), 1):
         header = None if line.startswith(" ") else _HEADER.match(line)
         if header:
             current = computations.setdefault(header[2], {})
@@ -116,8 +141,8 @@ def parse(text: str) -> tuple[dict[str, Computation], str]:
 def read_shapes(text: str) -> tuple[Shape, ...]:
     """Every array shape in the text, in order: `(f32[2,3]{1,0}, s32[])` gives two."""
     return tuple(
-        Shape(dtype, tuple(int(size.strip().removeprefix("<=")) for size in dims.split(",") if size.strip()))
-        for dtype, dims in _SHAPE.findall(text)
+        Shape(dtype, tuple(int(size.strip().removeprefix("<=")) for size in dims.split(",") if size.strip()), layout)
+        for dtype, dims, layout in _SHAPE.findall(text)
     )
 
 
