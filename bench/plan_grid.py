@@ -54,7 +54,7 @@ def main() -> int:
     assert plan.chosen.time is not None
     print(f"\nthe plan took {time.monotonic() - began_s:.0f} s and {plan.compiled} compilations")
 
-    compiler = Compiler(config, target, Programs(args.cache), None, print)
+    compiler = Compiler(config, target, Programs(args.cache), print)
     best = float("inf")
     print(f"\n{'layout':<60} {'needs':>10} {'ms/step':>9}")
     for mesh, rows, remat, chunk in itertools.product(meshes, args.rows, REMAT, CHUNKS):

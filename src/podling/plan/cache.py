@@ -91,7 +91,7 @@ class Programs:
     def text(self, key: str) -> str | None:
         """The optimised program; None where there is none or it is damaged."""
         try:
-            return gzip.decompress((self.folder / key / "program.hlo.gz").read_bytes()).decode()
+            return gzip.decompress((self.folder / key / "program.hlo.gz").read_bytes()).decode() or None
         except (OSError, EOFError, ValueError, zlib.error):
             return None
 

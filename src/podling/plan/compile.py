@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from podling.config import Config, to_dict
-from podling.cost.calibration import calibration
 from podling.cost.cpu import cpu_step_time
+from podling.cost.cpu_peaks import measure_cpu
 from podling.cost.hbm import MemoryStats, hbm_of
 from podling.cost.records import Hbm, Layout, OpTime, StepTime, Tensor
 from podling.cost.refusal import read_refusal
@@ -43,12 +43,11 @@ class Compiler:
         config: resolved (`vocab_size`, `steps` known); its layout is overridden by each that is asked.
         target: TPUs, or the CPU of this machine.
         programs: the cache.
-        peaks: of this machine's CPU, where that is the target.
         say: told what is being compiled.
     """
 
-    def __init__(self, config: Config, target: Target, programs: Programs, peaks: Any, say: Callable[[str], None]):
-        self.config, self.target, self.programs, self.peaks, self.say = config, target, programs, peaks, say
+    def __init__(self, config: Config, target: Target, programs: Programs, say: Callable[[str], None]):
+        self.config, self.target, self.programs, self.say = config, target, programs, say
         self.compiled = 0
         self.compile_s = 0.0
 
@@ -94,20 +93,19 @@ class Compiler:
         return answer
 
     def _read(self, key: str, layout: Layout, answer: dict[str, Any]) -> tuple[Hbm, StepTime]:
+        stats, sizes = MemoryStats(**answer["memory"]), read_mesh(layout.mesh)[0]
+        if self.target.platform == "cpu":  # its speed is measured, each time
+            self.say(f"measuring this machine: matrix products and memory, for {layout}")
+            program = read_program(self.programs.text(key) or "")
+            peaks = measure_cpu(program)
+            return hbm_of(program, stats, self.target.device_bytes), cpu_step_time(program, peaks, sizes, stats.temp_bytes)
         how = source_hash(READING_SOURCE)
-        found = None if self.peaks else self.programs.reading(key, how)  # a CPU's depends on the peaks of the moment
+        found = self.programs.reading(key, how)
         if found is None:
             program = read_program(self.programs.text(key) or "")
-            hbm = hbm_of(program, MemoryStats(**answer["memory"]), self.target.device_bytes)
-            sizes = read_mesh(layout.mesh)[0]
-            if self.peaks:
-                found_time = cpu_step_time(program, self.peaks, sizes)
-            else:
-                found_time = step_time(program, self.target.chip, sizes, self.target.topology, self.target.slices)
-            found_time = replace(found_time, ops=found_time.ops[:SHOWN_OPS])
-            if self.peaks:
-                return hbm, found_time
-            found = {"hbm": asdict(hbm), "time": asdict(found_time)}
+            hbm = hbm_of(program, stats, self.target.device_bytes)
+            read = step_time(program, self.target.chip, sizes, self.target.topology, self.target.slices)
+            found = {"hbm": asdict(hbm), "time": asdict(replace(read, ops=read.ops[:SHOWN_OPS]))}
             self.programs.keep_reading(key, how, found)
         return _hbm(found["hbm"]), _step_time(found["time"])
 

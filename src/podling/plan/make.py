@@ -4,14 +4,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
+
 from podling.config import Config
 from podling.cost.analytic import estimate_hbm, estimate_time
-from podling.cost.cpu import CpuPeaks, measure_cpu
 from podling.cost.records import Layout
 from podling.cost.scaling_law import forecast
 from podling.errors import InputError, raise_if
 from podling.files import show_binary
 from podling.model.spec import param_count
+from podling.parallel.device import peak_flops
 from podling.plan.budget import spend
 from podling.plan.cache import Programs
 from podling.plan.command import train_command
@@ -64,8 +67,7 @@ def make_plan(
     if target.platform == "gpu" or missing:
         found = by_estimate(candidates)
     else:
-        peaks = _cpu_peaks(say) if target.platform == "cpu" else None
-        compiler = Compiler(config, target, Programs(limits.cache), peaks, say)
+        compiler = Compiler(config, target, Programs(limits.cache), say)
         found = search(candidates, compiler.option, limits)
     if not found.fitting:
         raise InputError(does_not_fit(config, target, held, found, best_estimate))
@@ -117,9 +119,11 @@ def _too_much(option: Option) -> str:
     return f"needs about {show_binary(option.hbm.total_bytes)} of {show_binary(option.hbm.limit_bytes)}"
 
 
-def _cpu_peaks(say: Callable[[str], None]) -> CpuPeaks:
-    say("measuring this machine: matrix products, memory")
-    return measure_cpu()
+def _peak(target: Target, dtype: str) -> float | None:
+    """FLOP/s that MFU is a share of: published, but measured on a CPU."""
+    if target.platform != "cpu":
+        return target.chip.peak_flops.get(dtype)
+    return peak_flops(jax.devices("cpu")[:1], jnp.dtype(dtype)).flops_per_s
 
 
 def _plan(
@@ -144,7 +148,7 @@ def _plan(
     tokens = config.train.steps * config.train.batch_tokens
     params = param_count(config.model)
     epochs = tokens / data_tokens if data_tokens else None
-    peak = target.chip.peak_flops.get(dtype) or (compiler.peaks.gemm_flops / target.devices if compiler else None)
+    peak = _peak(target, dtype)
     return Plan(
         target=target,
         config=config,
