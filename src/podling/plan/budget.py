@@ -1,0 +1,141 @@
+"""What a session's time goes to, and how many steps that leaves."""
+
+import re
+
+from podling.config import Config
+from podling.errors import InputError, Problem
+from podling.plan.records import BudgetUse
+from podling.plan.target import Target
+
+START_S = {"tpu": 45.0, "gpu": 20.0, "cpu": 5.0}
+"""Python, JAX, the devices, the first state."""
+END_S = {"tpu": 60.0, "gpu": 30.0, "cpu": 10.0}
+"""Samples and the export, both compiled anew."""
+COMPILE_S = 60.0  # where no compiler has been asked
+STATE_BYTES = 12  # a parameter and its two moments, in float32
+FORWARD = 1 / 3  # the share of a training step that an evaluation of as many tokens takes
+COPY_BYTES_PER_S, DISK_BYTES_PER_S = 2e9, 200e6
+"""Off the devices, while training waits; and onto the disk, beside it."""
+
+UNITS_S = {"d": 86400, "h": 3600, "m": 60, "min": 60, "s": 1}
+
+
+def parse_budget(text: str) -> float:
+    """Seconds of `9h`, `85m`, `8h30m`, `1.5h` or `90s`.
+
+    Raises:
+        InputError: it is no such time, or none at all.
+    """
+    number, clean = r"(\d+(?:\.\d+)?)", re.sub(r"\s", "", text.lower())
+    parts = re.findall(number + "(min|[dhms])", clean)
+    budget_s = sum(float(count) * UNITS_S[unit] for count, unit in parts)
+    if "".join(count + unit for count, unit in parts) != clean or not budget_s:
+        raise InputError(Problem("--budget", f"{text!r} is no length of time", "for example 9h, 85m, 8h30m, 90s"))
+    return budget_s
+
+
+def spend(
+    config: Config,
+    target: Target,
+    step_s: float,
+    compile_s: float | None,
+    budget_s: float,
+    data_tokens: int | None,
+) -> BudgetUse:
+    """As many steps as a session has time for, with the evaluations and checkpoints that come with them.
+
+    Args:
+        config: gives the size of a step, and how often it is evaluated and saved.
+        target: the devices.
+        step_s: seconds of an optimizer step.
+        compile_s: of the step's program; None when that is not known.
+        budget_s: seconds of the session.
+        data_tokens: training tokens there are; None when that is not known.
+
+    Raises:
+        InputError: there is no time for one step and one checkpoint.
+    """
+    from podling.model.spec import param_count  # imports JAX, and a budget is read before that starts
+
+    state_bytes, assumed = STATE_BYTES * param_count(config.model), _assumed(config, target, compile_s, data_tokens)
+    compile_s = (1 + FORWARD) * (COMPILE_S if compile_s is None else compile_s)  # and the evaluation's program
+    eval_s = step_s * FORWARD * _eval_tokens(config, data_tokens) / config.train.batch_tokens
+
+    def use(steps: int) -> BudgetUse:
+        return BudgetUse(
+            budget_s=budget_s,
+            start_s=START_S[target.platform],
+            compile_s=compile_s,
+            evaluation_s=eval_s * _times(steps, config.train.eval_every),
+            checkpoint_s=_saving_s(steps, step_s, config.run.checkpoint_every, state_bytes) + END_S[target.platform],
+            train_s=steps * step_s,
+            steps=steps,
+            tokens=steps * config.train.batch_tokens,
+            epochs=steps * config.train.batch_tokens / data_tokens if data_tokens else None,
+            assumed=assumed,
+        )
+
+    if total_s(use(1)) > budget_s:
+        raise InputError(_too_short(use(1)))
+    steps, beyond = 1, 1 + int(budget_s / step_s)  # there is time for the first of them, and none for the last
+    while beyond - steps > 1:
+        middle = (steps + beyond) // 2
+        steps, beyond = (middle, beyond) if total_s(use(middle)) <= budget_s else (steps, middle)
+    return use(steps)
+
+
+def total_s(use: BudgetUse) -> float:
+    """All that the session's time goes to."""
+    return use.start_s + use.compile_s + use.evaluation_s + use.checkpoint_s + use.train_s
+
+
+def _times(steps: int, every: int) -> int:
+    """How often something comes that is done every so many steps and at the end."""
+    return -(-steps // every) if every else 1
+
+
+def _saving_s(steps: int, step_s: float, every: int, state_bytes: int) -> float:
+    """What training waits for checkpoints: for the copy, for the one before if it is still written, for the last."""
+    copy_s, write_s = state_bytes / COPY_BYTES_PER_S, state_bytes / DISK_BYTES_PER_S
+    waits_s = max(0.0, write_s - every * step_s)
+    return _times(steps, every) * copy_s + (_times(steps, every) - 1) * waits_s + write_s
+
+
+def _eval_tokens(config: Config, data_tokens: int | None) -> float:
+    """Tokens of one evaluation; all that are held out where that is asked for."""
+    held_out = (data_tokens or 0) * config.data.holdout / (1 - config.data.holdout)
+    return config.train.eval_tokens or held_out
+
+
+def _assumed(config: Config, target: Target, compile_s: float | None, data_tokens: int | None) -> tuple[str, ...]:
+    start_s, end_s = START_S[target.platform], END_S[target.platform]
+    words = [
+        "the data is prepared",
+        f"{start_s:.0f} s to start, {end_s:.0f} s for samples and export at the end",
+        f"the state is copied at {COPY_BYTES_PER_S / 1e9:.0f} GB/s and written at {DISK_BYTES_PER_S / 1e6:.0f} MB/s",
+        "the evaluation takes a third of training's time for a token, and a third to compile",
+    ]
+    if compile_s is None:
+        words.append(f"{COMPILE_S:.0f} s to compile")
+    elif target.platform != "cpu":
+        words.append("compiling takes as long there as here")
+    if not config.train.eval_tokens and not data_tokens:
+        words.append("evaluating takes no time: how much text is held out is not known")
+    return tuple(words)
+
+
+def _too_short(use: BudgetUse) -> Problem:
+    what = (
+        f"{_time(use.budget_s)} is too short: {_time(use.start_s)} to start, {_time(use.compile_s)} to compile, "
+        f"{_time(use.train_s + use.evaluation_s)} for one step and its evaluation, "
+        f"{_time(use.checkpoint_s)} to save a checkpoint, samples and export"
+    )
+    return Problem("--budget", what, f"more than {_time(total_s(use))}")
+
+
+def _time(seconds: float) -> str:
+    """As it is typed: '9h', '1h25m', '90s'."""
+    if seconds < 100:
+        return f"{max(1, round(seconds))}s"
+    hours, minutes = divmod(-(-round(seconds) // 60), 60)
+    return (f"{hours}h" if hours else "") + (f"{minutes}m" if minutes or not hours else "")

@@ -1,0 +1,92 @@
+"""How a session's time is spent."""
+
+from dataclasses import replace
+
+import pytest
+
+from podling.config import Config
+from podling.errors import InputError
+from podling.plan.budget import COMPILE_S, DISK_BYTES_PER_S, END_S, START_S, parse_budget, spend, total_s
+from podling.plan.target import parse_target
+from podling.presets import PRESETS
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("9h", 32400), ("85m", 5100), ("85min", 5100), ("8h30m", 30600), ("90s", 90), ("1.5h", 5400),
+        ("8h 30m", 30600), ("1D", 86400), ("1h0m5s", 3605),
+    ],
+)  # fmt: skip
+def test_lengths_of_time(text, seconds):
+    assert parse_budget(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "9", "h", "9x", "-9h", "9h30", "0s", "1:30", "9hours", "9h,"])
+def test_what_is_no_length_of_time(text):
+    with pytest.raises(InputError) as error:
+        parse_budget(text)
+    assert "--budget" in str(error.value) and "85m" in str(error.value)
+
+
+def config_of(preset: str, **train) -> Config:
+    config = PRESETS[preset].config
+    model = replace(config.model, vocab_size=50257)
+    return replace(config, model=model, train=replace(config.train, **train))
+
+
+def test_the_time_is_spent_to_the_last_step():
+    config = config_of("gpt2")
+    use = spend(config, parse_target("v5e-8"), 0.8, 42.0, 9 * 3600, 10**9)
+    assert use.budget_s - 2 < total_s(use) <= use.budget_s  # a step, or a checkpoint's copy, is left at most
+    assert use.train_s == use.steps * 0.8 and use.tokens == use.steps * 524288
+    assert use.epochs == use.tokens / 1e9
+    assert use.start_s == START_S["tpu"] and use.compile_s == pytest.approx(42 * 4 / 3)
+    evaluations = -(-use.steps // 250)
+    assert use.evaluation_s == pytest.approx(evaluations * 0.8 / 3 * 1048576 / 524288)
+    saves, state = -(-use.steps // 100), 12 * 124_439_808
+    assert use.checkpoint_s == pytest.approx(saves * state / 2e9 + state / DISK_BYTES_PER_S + END_S["tpu"])
+    assert "compiling takes as long there as here" in use.assumed
+
+
+def test_a_checkpoint_that_is_not_written_when_the_next_is_due_is_waited_for():
+    often = replace(config_of("gpt2-xl"), run=replace(config_of("gpt2-xl").run, checkpoint_every=10))
+    use = spend(often, parse_target("v5e-8"), 2.0, 40.0, 3600, None)
+    state = 12 * 1_557_611_200
+    saves = -(-use.steps // 10)
+    waits = state / 200e6 - 20  # 93 s to write, 20 s of training between
+    assert use.checkpoint_s == pytest.approx(saves * state / 2e9 + (saves - 1) * waits + state / 200e6 + 60)
+
+
+def test_only_at_the_end():
+    config = config_of("gpt2", eval_every=0)
+    config = replace(config, run=replace(config.run, checkpoint_every=0))
+    use = spend(config, parse_target("h100"), 1.0, None, 3600, None)
+    assert use.evaluation_s == pytest.approx(2 / 3) and use.epochs is None
+    state = 12 * 124_439_808
+    assert use.checkpoint_s == pytest.approx(state / 2e9 + state / 200e6 + END_S["gpu"])
+    assert use.compile_s == pytest.approx(COMPILE_S * 4 / 3) and "60 s to compile" in use.assumed
+
+
+def test_all_that_is_held_out():
+    config = config_of("gpt2", eval_tokens=0)  # 0.5% of the text
+    use = spend(config, parse_target("h100"), 1.0, 60.0, 36000, 199 * 10**6)
+    assert use.evaluation_s == pytest.approx(-(-use.steps // 250) * 1e6 / 524288 / 3)
+    words = spend(config, parse_target("h100"), 1.0, 60.0, 36000, None)
+    assert words.evaluation_s == 0 and any("is not known" in one for one in words.assumed)
+
+
+def test_more_time_is_never_fewer_steps():
+    config = config_of("gpt2")
+    steps = [spend(config, parse_target("v5e-1"), 3.1, 40.0, minutes * 60, None).steps for minutes in range(5, 90, 7)]
+    assert steps == sorted(set(steps))
+
+
+def test_a_budget_too_short_for_one_step_and_one_checkpoint():
+    config, target = config_of("gpt2"), parse_target("v5e-8")
+    with pytest.raises(InputError) as error:
+        spend(config, target, 0.8, 42.0, 90, None)
+    text = str(error.value)
+    assert "--budget: 90s is too short: 45s to start, 56s to compile" in text and "checkpoint" in text
+    enough = parse_budget(text.rpartition("more than ")[2])
+    assert spend(config, target, 0.8, 42.0, enough, None).steps >= 1
