@@ -41,7 +41,7 @@ class Chip:
     mxus: int = 0
     """Systolic arrays."""
     clock_hz: float = 0.0
-    """What turns the compiler's `estimated_cycles` into seconds: arrays x size^2 x 2 x this is the peak."""
+    """What turns the compiler's `estimated_cycles` into seconds. Arrays x size^2 x 2 x this is the peak; v6e's twice."""
     links: int = 0
     """Of a chip to its neighbours (to the switch, on GPUs)."""
     link_bytes_per_s: float = 0.0
@@ -111,14 +111,15 @@ _TABLE = (
         "architecture page; clock: peak over what the arrays do in a cycle",
     ),
     Chip(
-        # Two arrays of 256 and the published peak make 3.5 GHz, and the compiler counts a matrix product at two arrays
-        # a cycle: so this is the rate of its cycles, whatever the chip's clock is.
+        # Two arrays of 256 and the published peak make 3.5 GHz, but the compiler's cycles are longer: what it writes
+        # beside passes over memory would beat the published bandwidth at 3.5 GHz and takes 0.89 of it at 1.75. So it
+        # counts a matrix product at half the peak; docs/calibration.md sets this against measured steps.
         name="v6e", platform="tpu", device_kinds=("TPU v6 lite", "TPU v6e"),
         peak_flops={"bfloat16": 918e12}, hbm_bytes=int(31.25 * GIB), hbm_bytes_per_s=1638e9,
-        mxu_size=256, mxus=2, clock_hz=3.5e9, links=4, link_bytes_per_s=100e9, between_slices_bytes_per_s=12.5e9,
+        mxu_size=256, mxus=2, clock_hz=1.75e9, links=4, link_bytes_per_s=100e9, between_slices_bytes_per_s=12.5e9,
         dims=2, ring=16, most_chips=256,
         sources="peak, memory, arrays, links (800 GB/s a chip, both ways over 4), between slices (200 Gbit/s for 2 "
-        "chips): architecture page; clock: peak over what the arrays do in a cycle",
+        "chips): architecture page; clock: the compiler's cycles, docs/calibration.md",
     ),
     Chip(
         name="t4", platform="gpu", device_kinds=("Tesla T4",),

@@ -43,11 +43,11 @@ MAXTEXT = "github.com/AI-Hypercomputer/maxtext: configs/{v4,v5e,v5p}/README.md"
 TOKENS = 131072  # a step of tpuchat's
 
 MEASURED = (
-    Measured("notebook v3-8", "v3", 0.2545, GOOGLE, 0.75),
+    Measured("notebook v3-8", "v3", 0.2545, GOOGLE, 0.7),
     Measured("notebook with dropout v3-8", "v3", 0.2545, GOOGLE, counts=False),
-    Measured("tpuchat v5e-1", "v5e", TOKENS / 148829, TPUCHAT, 0.97),
+    Measured("tpuchat v5e-1", "v5e", TOKENS / 148829, TPUCHAT, 0.75),
     Measured("maxtext 16B v5e-256", "v5e", 10.06, MAXTEXT),
-    Measured("tpuchat v6e-1", "v6e", TOKENS / 433606, TPUCHAT, 0.8),
+    Measured("tpuchat v6e-1", "v6e", TOKENS / 433606, TPUCHAT, 0.75),
     Measured("tpuchat halved loss v6e-1", "v6e", 0.275, TPUCHAT),
     Measured("tpuchat 3 heads, 16 x 4 rows v6e-1", "v6e", TOKENS / 464234, TPUCHAT),
     Measured("tpuchat 3 heads, 4 rows v6e-1", "v6e", 8192 / 415319, TPUCHAT),
@@ -89,9 +89,9 @@ def _miss(one: Measured, predicted_s: float | None) -> float:
 def calibration(chip_name: str) -> Calibration:
     """The factor for a chip, with the range in which steps may lie.
 
-    The range is the worst miss when a program's own measurement is left out: predicted from the chip's other programs, or,
-    where there is only one, from the other chips. A chip that nobody measured gets one factor for all and a range
-    wider than the worst miss when a chip is left out.
+    The range is the worst miss when a program's own measurement is left out: predicted from the chip's other
+    programs or, where there is only one, from the other chips. A chip that nobody measured gets one factor for all
+    and a range wider than the worst miss when a chip is left out.
 
     Args:
         chip_name: a key of `podling.chips.CHIPS`.
