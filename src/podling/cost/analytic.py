@@ -15,24 +15,31 @@ from podling.model.fit import padded_vocab
 
 MATMUL = 0.95
 """Share of the peak that large matrix products reach."""
-RANGE = {"tpu": (0.75, 1.35), "gpu": (0.8, 1.8), "cpu": (0.5, 2.0)}
+RANGE = {"tpu": (0.7, 1.4), "gpu": (0.6, 1.8), "cpu": (0.5, 2.0)}
 WORDS = {
     "tpu": "estimated from sizes, not compiled",
     "gpu": "a roofline: there is no compiler for this chip here, and nothing was calibrated on it",
     "cpu": "a roofline from published figures: nothing was measured",
 }
 
-# Passes through memory; those of scores are of float32 arrays, as are those of the loss and of parameters.
-SCORES = {"forward": 2.1, "again": 2.0, "backward": 6.6}
+# How often each part's arrays pass through memory at full bandwidth, in the programs for v5e with the cycles that
+# `cost.step_time` counts. An array of scores, of logits or of parameters is in float32 here, others in the compute dtype.
+SCORES = {"forward": 2.95, "again": 2.8, "backward": 9.2}
 """Attention scores, materialised: written, read by the softmax, multiplied; and their gradients."""
-STREAM = {"forward": 10.0, "again": 6.0, "backward": 10.0}
-"""Arrays of the residual stream's size in the compute dtype: LayerNorms, biases, GELU, transpositions."""
-KEPT = 2.2
-"""What is kept is copied into the buffer of all layers."""
-LOSS, LOSS_CHUNKED = 1.5, 2.8
-OPTIMIZER = 10.0
+STREAM = {"forward": 20.0, "again": 18.0, "backward": 20.0}
+"""Arrays of the residual stream's size: LayerNorms, biases, GELU, transpositions."""
+KEPT = {"none": 4.4, "dots": 5.3, "full": 12.0}
+"""What is kept is copied into the buffer of all layers, and read from it again."""
+LOSS, LOSS_CHUNKED = 3.7, 6.6
+OPTIMIZER = 16.6
 """AdamW reads weight, gradient and moments and writes three of them; casts, the norm and the division by the count."""
-ACCUMULATE = 5.0
+ACCUMULATE = 5.5
+"""A micro-batch's gradients are added to those before it."""
+EXPOSED, ENTERING = 0.6, 0.8
+"""Of the time that gathered weights and the residual stream (over tensor) travel, the share that is waited for."""
+SLOWNESS = {"v5e": 1.0, "v6e": 0.63}
+"""Time of such a pass, in those of v5e at the same bandwidth: what vector units add to memory."""
+OTHERS = 0.8
 
 
 def estimate_hbm(config: Config, layout: Layout, chip: Chip, itemsize: int) -> Hbm:
@@ -78,16 +85,19 @@ def estimate_time(
     """
     mine = share(config, layout, itemsize)
     micro = mine.accumulation
+    pass_s = SLOWNESS.get(chip.name, OTHERS) / chip.hbm_bytes_per_s
     matmul_s = micro * _flops(mine) / (MATMUL * _peak(chip, itemsize))
-    memory_s = (micro * _micro_bytes(mine) + _step_bytes(mine)) / chip.hbm_bytes_per_s
+    compute_s = micro * _stream_bytes(mine) * pass_s
+    memory_s = (micro * _micro_bytes(mine) + _step_bytes(mine)) * pass_s
     hidden_s, waited_s = _links_s(mine, chip, min(joined, target_devices))
-    # Gathered weights travel while something is computed; what takes longer than that is waited for.
-    late_s = max(0.0, hidden_s - 0.7 * (matmul_s + memory_s))
+    # Gathered weights travel while a layer is computed, but the table's and the last gradients; what takes longer than
+    # the compute is waited for too.
+    late_s = max(EXPOSED * hidden_s, hidden_s - 0.7 * (matmul_s + compute_s + memory_s))
     parts: dict[Kind, float] = {
         "matmul": matmul_s,
-        "compute": 0.0,
+        "compute": compute_s,
         "memory": memory_s,
-        "collective": waited_s + max(late_s, 0.1 * hidden_s),
+        "collective": waited_s + late_s,
     }
     step_s = sum(parts.values())
     low, high = RANGE[chip.platform]
@@ -102,32 +112,42 @@ def _peak(chip: Chip, itemsize: int) -> float:
 
 
 def _flops(mine: Share) -> float:
-    """Matrix products of one micro-batch on one device, recomputed ones too, as the matrix unit executes them."""
+    """Matrix products of one micro-batch on one device, recomputed ones too.
+
+    Those of attention scores are left out: with 64 wide heads their time is that of the scores' way through memory.
+    """
     model = mine.model
     width = model.heads * model.head_dim
     projections = 2 * mine.tokens * (4 * model.embed * width + 2 * model.embed * model.mlp)
     # The last product of a block is of no use to its backward pass.
     again = projections - 2 * mine.tokens * model.embed * model.mlp if mine.remat == "full" else 0.0
-    scores = 2 * 2 * mine.scores * model.head_dim
-    scores_again = scores / 2 if mine.remat != "none" else 0.0
     loss = 2 * mine.tokens * padded_vocab(model) * model.embed
     loss_times = 4 if mine.loss_chunk < model.context else 3
-    return model.layers * (3 * projections + again + 3 * scores + scores_again) + loss_times * loss
+    return model.layers * (3 * projections + again) + loss_times * loss
+
+
+def _times(mine: Share) -> tuple[str, ...]:
+    """How often a layer is computed."""
+    return ("forward", "backward") if mine.remat == "none" else ("forward", "again", "backward")
+
+
+def _stream_bytes(mine: Share) -> float:
+    """Bytes of what is done to each element of the residual stream and the hidden layer, in one micro-batch."""
+    passes = sum(STREAM[time] for time in _times(mine))
+    return mine.model.layers * passes * mine.itemsize * mine.tokens * mine.model.embed
 
 
 def _micro_bytes(mine: Share) -> float:
-    """Bytes through memory for one micro-batch on one device."""
-    model, weights = mine.model, mine.held_params
-    times = ("forward", "backward") if mine.remat == "none" else ("forward", "again", "backward")
-    scores = 4 * mine.scores * sum(SCORES[time] for time in times)
-    stream = mine.itemsize * mine.tokens * model.embed * sum(STREAM[time] for time in times)
-    kept = KEPT * kept_bytes(mine)
+    """Bytes of all else through memory for one micro-batch on one device."""
+    model = mine.model
+    scores = 4 * mine.scores * sum(SCORES[time] for time in _times(mine))
+    kept = KEPT[mine.remat] * kept_bytes(mine)
     logits = 4 * mine.tokens * padded_vocab(model)
     loss = logits * (LOSS_CHUNKED if mine.loss_chunk < model.context else LOSS)
     # Every product reads its weights from memory once; in the backward pass again, and their gradient is written.
     read = 4 * mine.itemsize * mine.gathered_params
-    added = ACCUMULATE * 4 * weights if mine.accumulation > 1 else 0.0
-    return model.layers * (scores + stream + kept) + loss + read + added
+    added = ACCUMULATE * 4 * mine.held_params if mine.accumulation > 1 else 0.0
+    return model.layers * (scores + kept) + loss + read + added
 
 
 def _step_bytes(mine: Share) -> float:
@@ -147,7 +167,7 @@ def _links_s(mine: Share, chip: Chip, joined: int) -> tuple[float, float]:
         stream = mine.itemsize * mine.tokens * tensor * model.embed * (tensor - 1) / tensor
         times = 11 if mine.remat == "full" else 10
         sent = mine.accumulation * model.layers * times * stream
-        waited_s += sent / _bandwidth(chip, tensor, tensor, joined)
+        waited_s += ENTERING * sent / _bandwidth(chip, tensor, tensor, joined)
     if (data := sizes["data"]) > 1:
         gradients = 2 * 4 * mine.held_params
         inside = max(1, min(data, joined // (fsdp * tensor)))

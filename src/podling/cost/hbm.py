@@ -60,6 +60,9 @@ def hbm_of(program: Program, stats: MemoryStats, limit_bytes: int) -> Hbm:
         by_category[tensor.category] += tensor.device_bytes
     gaps = stats.total_bytes - sum(by_category.values())
     by_category["temporary"] += gaps
+    if by_category["temporary"] < 0:  # the moment was made out to be fuller than it is
+        by_category[max(by_category, key=lambda name: by_category[name])] += by_category["temporary"]
+        by_category["temporary"] = 0
     if gaps > 0:
         tensors.append(Tensor(GAPS, "temporary", "", gaps))
     largest = sorted(_merged(tensors), key=lambda tensor: -tensor.device_bytes)[:SHOWN]

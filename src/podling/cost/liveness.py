@@ -166,7 +166,7 @@ class _Walk:
             if place is not None:
                 place.written_by.append((self.name, instruction))
                 leaves.append(place)
-            elif shape.space or not shape.bytes:
+            elif shape.space or not shape.bytes or instruction.opcode == "constant":
                 leaves.append(None)
             elif instruction.opcode.endswith("-start") and (source := self._source(shape, operands, leaves)):
                 leaves.append(source)

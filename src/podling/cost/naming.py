@@ -49,11 +49,11 @@ class Names:
         if any("opt_state" in source for source in sources):
             return "temporary", f"copy of {_argument(next(s for s in sources if 'opt_state' in s))[1]}"
         if param and not backward and any("state.params" in source for source in sources):
-            return "parameters", f"{param}, copied"
+            return "parameters", f"{param}, {'copied' if buffer.shape.dtype == 'f32' else 'in ' + buffer.shape.dtype}"
         if param and (backward or buffer.shape.dtype == "f32"):
             return "gradients", f"gradient of {param}"
         if param:
-            return "parameters", f"{param} in {buffer.shape.dtype}"
+            return "parameters", f"{param}, in {buffer.shape.dtype}"
         if self.vocab in dims and any("loss" in source for source in sources):
             return "logits", "gradient of the logits" if backward else "logits"
         return "temporary", words(sources, dims, self.hidden)
