@@ -41,7 +41,9 @@ class Chip:
     mxus: int = 0
     """Systolic arrays."""
     clock_hz: float = 0.0
-    """What turns the compiler's `estimated_cycles` into seconds. Arrays x size^2 x 2 x this is the peak; v6e's twice."""
+    """What turns the compiler's `estimated_cycles` into seconds.
+
+    Arrays x size^2 x 2 x this is the peak (half of it on v6e)."""
     links: int = 0
     """Of a chip to its neighbours (to the switch, on GPUs)."""
     link_bytes_per_s: float = 0.0

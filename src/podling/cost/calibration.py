@@ -43,16 +43,16 @@ MAXTEXT = "github.com/AI-Hypercomputer/maxtext: configs/{v4,v5e,v5p}/README.md"
 TOKENS = 131072  # a step of tpuchat's
 
 MEASURED = (
-    Measured("notebook v3-8", "v3", 0.2545, GOOGLE, 0.7),
+    Measured("notebook v3-8", "v3", 0.2545, GOOGLE, 0.791),
     Measured("notebook with dropout v3-8", "v3", 0.2545, GOOGLE, counts=False),
-    Measured("tpuchat v5e-1", "v5e", TOKENS / 148829, TPUCHAT, 0.75),
+    Measured("tpuchat v5e-1", "v5e", TOKENS / 148829, TPUCHAT, 0.803),
     Measured("maxtext 16B v5e-256", "v5e", 10.06, MAXTEXT),
-    Measured("tpuchat v6e-1", "v6e", TOKENS / 433606, TPUCHAT, 0.75),
+    Measured("tpuchat v6e-1", "v6e", TOKENS / 433606, TPUCHAT, 0.852),
     Measured("tpuchat halved loss v6e-1", "v6e", 0.275, TPUCHAT),
     Measured("tpuchat 3 heads, 16 x 4 rows v6e-1", "v6e", TOKENS / 464234, TPUCHAT),
     Measured("tpuchat 3 heads, 4 rows v6e-1", "v6e", 8192 / 415319, TPUCHAT),
     Measured("tpuchat 3 heads, 16 rows v6e-1", "v6e", 32768 / 386769, TPUCHAT),
-    Measured("modded-nanogpt 1024 v6e-8", "v6e", 0.3069, NOR),
+    Measured("modded-nanogpt 1024 v6e-8", "v6e", 0.3069, NOR, 0.988),
     Measured("modded-nanogpt 2048 v6e-8", "v6e", 0.4233, NOR),
     Measured("modded-nanogpt 1024 v5p-16", "v5p", 0.40, V5P),
     Measured("modded-nanogpt 2048 v5p-16", "v5p", 0.45, V5P),
