@@ -134,7 +134,8 @@ def predict_step(session: Session, compiled: jax.stages.Compiled, processes: int
         from podling.cost.cpu_peaks import measure_cpu
 
         program = read_program(compiled.as_text())
-        return cpu_step_time(program, measure_cpu(program), mesh)
+        memory: Any = compiled.memory_analysis()  # None where the back end has none
+        return cpu_step_time(program, measure_cpu(program), mesh, memory.temp_size_in_bytes if memory else 0)
     from podling.chips import chip_of
 
     chip = chip_of(device.device_kind)
