@@ -2,7 +2,7 @@
 
 import pytest
 
-from podling.cost.scaling_law import RUNS, forecast, law, misses, worth
+from podling.cost.scaling_law import RUNS, forecast, law, misses, useful, worth
 
 GPT2 = 124_439_808
 
@@ -36,10 +36,22 @@ def test_the_range_is_what_the_law_missed_by_and_no_wider():
 def test_repeated_tokens_count_for_less():
     assert worth(1e9, None) == worth(1e9, 1) == worth(1e9, 0.3) == 1e9
     assert worth(4e9, 4) == pytest.approx(4e9, rel=0.08)  # "up to 4 epochs almost as good as new"
-    assert worth(1e15, 1e6) == pytest.approx(1e9 * 16.39)  # and never more than that
+    assert worth(1e15, 1e6) == pytest.approx(1e9 * 16.387756)  # and never more than that
     once, often = forecast(GPT2, 1e10, 1, 50257), forecast(GPT2, 1e10, 20, 50257)
     assert often[0][0] > once[0][0] + 0.05
     assert "20.0 epochs count as 11." in often[1] and "Muennighoff" not in once[1]
+
+
+def test_parameters_beyond_what_repeated_text_calls_for_count_for_less():
+    """500M tokens call for 18.1M parameters: where another parameter and another token gain the same."""
+    best = 18.1e6
+    slope = [0.3478 * 482.01 * best**-0.3478, 0.3658 * 2085.43 * 5e8**-0.3658]
+    assert slope[0] == pytest.approx(slope[1], rel=0.002)
+    assert useful(GPT2, 1e10, None) == useful(GPT2, 1e10, 1) == GPT2
+    assert useful(best, 1e10, 20) == pytest.approx(best, rel=0.01)
+    assert useful(1.2 * best, 1e10, 20) == pytest.approx(1.2 * best, rel=0.03)
+    assert useful(1e12, 1e10, 20) == pytest.approx(best * 6.31, rel=0.01)
+    assert useful(GPT2, 1e11, 2) == GPT2  # fewer than its text calls for
 
 
 @pytest.mark.parametrize(

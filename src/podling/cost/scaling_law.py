@@ -2,15 +2,17 @@
 
 loss = E + A / params^ALPHA + B / tokens^BETA, in nats per token of held-out text (Hoffmann et al. 2022,
 arXiv:2203.15556), with the constants that Besiroglu et al. 2024 (arXiv:2404.10102) fitted to the same runs. Parameters
-count with their embeddings. Tokens that are seen again count for less (Muennighoff et al. 2023, arXiv:2305.16264).
+count with their embeddings. Where text is repeated, tokens that are seen again and parameters beyond what the text
+calls for count for less (Muennighoff et al. 2023, arXiv:2305.16264, with the constants above in the place of theirs).
 """
 
 import math
 from dataclasses import dataclass
 
 E, A, B, ALPHA, BETA = 1.8172, 482.01, 2085.43, 0.3478, 0.3658
-REPEATS = 15.39
-"""R*_D of Muennighoff et al.: of very many repetitions, as much remains as this many times new text."""
+REPEATS, EXCESS = 15.387756, 5.309743
+"""R*_D and R*_N of Muennighoff et al.: of very many repetitions, as much remains as this many times new text; and of
+very many parameters, as much as this many times those that are best for the text."""
 
 MOST_EPOCHS = 40
 """From about here on Muennighoff et al. saw nothing more come of repeating."""
@@ -55,14 +57,27 @@ def law(params: int, tokens: float, epochs: float | None = None) -> float:
         tokens: trained on, seen again or not.
         epochs: times that the data is seen; None when all of it is new.
     """
-    return E + A / params**ALPHA + B / worth(tokens, epochs) ** BETA
+    return E + A / useful(params, tokens, epochs) ** ALPHA + B / worth(tokens, epochs) ** BETA
 
 
 def worth(tokens: float, epochs: float | None) -> float:
     """New tokens that do as much as these."""
     if epochs is None or epochs <= 1:
         return tokens
-    return tokens / epochs * (1 + REPEATS * (1 - math.exp(-(epochs - 1) / REPEATS)))
+    return tokens / epochs * _fading(epochs, REPEATS)
+
+
+def useful(params: float, tokens: float, epochs: float | None) -> float:
+    """Parameters that do as much as these, where text is repeated."""
+    if epochs is None or epochs <= 1:
+        return params
+    best = (ALPHA * A / (BETA * B)) ** (1 / ALPHA) * (tokens / epochs) ** (BETA / ALPHA)  # for the text read once
+    return min(params, best * _fading(params / best, EXCESS))
+
+
+def _fading(times: float, limit: float) -> float:
+    """`times` while it is little more than 1; never more than 1 + `limit`."""
+    return 1 + limit * (1 - math.exp(-max(times - 1, 0) / limit))
 
 
 def forecast(
