@@ -25,7 +25,7 @@ LADDER = {  # layers, heads, embed; heads of 64, as GPT-2's
     "gpt2-medium": (24, 16, 1024),
     "gpt2-505m": (28, 18, 1152),
     "gpt2-large": (36, 20, 1280),
-    "gpt2-1023m": (40, 22, 1408),
+    "gpt2-1025m": (40, 22, 1408),
     "gpt2-xl": (48, 25, 1600),
 }
 """GPT-2's four sizes, and others below and between them, named by their parameters with GPT-2's vocabulary."""
