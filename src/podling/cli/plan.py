@@ -15,6 +15,8 @@ from podling.cli.vocabulary import with_vocabulary
 from podling.config import Config
 from podling.errors import InputError, Problem, raise_if
 from podling.files import atomic_write
+from podling.model.fit import mesh_problems
+from podling.parallel.axes import read_mesh
 from podling.plan.target import Target, parse_target
 from podling.presets import PRESETS
 from podling.validate import out_problems, svg_problems, validate
@@ -112,8 +114,10 @@ def _read(argv: list[str]) -> _Asked:
     found += _flag_problems(args, given, target, choose) + validate(config)
     found += data_problems(config.data, everything=False)
     tokens = None
-    if not found and not parsed.problems:
+    if target is not None and not found and not parsed.problems:
         config, more, found = with_vocabulary(config)
+        if not choose and "--mesh" in _held(config, given):
+            found += mesh_problems(config, read_mesh(config.run.mesh)[0], target.devices)
         tokens, words = _tried(found, "", data_tokens, config.data) or (None, "")
         notes += more + ([words] if words else [])
     named = {problem.where for problem in parsed.problems}
@@ -182,8 +186,8 @@ def _scaling_problems(args: Args, given: frozenset[str], target: Target | None) 
 
 
 def _plan(asked: _Asked) -> dict[str, Any]:
+    from podling.plan import make
     from podling.plan.cache import default_folder
-    from podling.plan.make import choose_size, make_plan
     from podling.plan.record import record
     from podling.plan.search import Limits
     from podling.train.progress import make_reporter
@@ -194,8 +198,8 @@ def _plan(asked: _Asked) -> dict[str, Any]:
     scaling = None
     try:
         with reporter.status(f"planning for {target.text}"):
-            make = choose_size if asked.choose_size else make_plan
-            plan = make(asked.config, asked.given, target, asked.budget_s, asked.data_tokens, reporter.say, limits)
+            planned = make.choose_size if asked.choose_size else make.make_plan
+            plan = planned(asked.config, asked.given, target, asked.budget_s, asked.data_tokens, reporter.say, limits)
             if args.scaling:
                 scaling = _scaled(asked, plan, limits, reporter.say)
     finally:

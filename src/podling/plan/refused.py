@@ -6,7 +6,7 @@ from dataclasses import replace
 from podling.config import Config
 from podling.errors import Problem
 from podling.files import show_binary
-from podling.model.fit import batch_problems, mesh_problems
+from podling.model.fit import batch_problems, fits, mesh_problems
 from podling.model.spec import param_count
 from podling.parallel.axes import batch_ways, factorisations, read_mesh
 from podling.plan.records import Option
@@ -32,10 +32,11 @@ def undivided(config: Config, target: Target, held: frozenset[str]) -> list[Prob
     free = replace(config, train=replace(config.train, micro_batch=0))
     if "--train.micro-batch" in held and layouts(free, target, held - {"--train.micro-batch"}):
         rows = config.train.batch_tokens // config.model.context
+        meshes = [mesh for mesh in factorisations(target.devices) if fits(free, mesh)]
         sizes = [
             micro
             for micro in range(1, rows + 1)
-            if rows % micro == 0 and any(micro % batch_ways(mesh) == 0 for mesh in factorisations(target.devices))
+            if rows % micro == 0 and any(micro % batch_ways(mesh) == 0 for mesh in meshes)
         ]
         near = sorted(sizes, key=lambda size: abs(size - config.train.micro_batch))[:2]
         what = f"{config.train.micro_batch} rows at a time do not divide {rows} rows over {target.devices} devices"

@@ -11,7 +11,6 @@ from podling.files import show_binary
 from podling.plan.record import own_steps
 from podling.plan.records import Plan
 from podling.plan.tables import (
-    MOST_ROWS,
     memory_table,
     ops_table,
     options_table,
@@ -21,6 +20,8 @@ from podling.plan.tables import (
     time_table,
 )
 from podling.train.progress.words import count, duration, share
+
+MOST_REFUSED = 3
 
 
 def show(plan: Plan, console: Console) -> None:
@@ -103,7 +104,7 @@ def _buys(plan: Plan) -> list[str]:
         ]
         parts = ", ".join(f"{name} {duration(part)}" for name, part in spent if part >= 0.5)
         lines.append(f"{span(use.budget_s)}: {parts}")
-        epochs = f", {use.epochs:.3g} epochs of the data" if use.epochs is not None else ""
+        epochs = f", {_epochs(use.epochs)} epochs of the data" if use.epochs is not None else ""
         lines.append(f"{count(use.tokens)} tokens in {use.steps:,} steps{epochs}")
     if plan.loss is not None:
         if plan.loss.range is not None:
@@ -111,7 +112,13 @@ def _buys(plan: Plan) -> list[str]:
             lines.append(f"held-out loss of {low:.2f} to {high:.2f} nats/token: {plan.loss.words}")
         else:
             lines.append(f"no forecast of the loss: {plan.loss.words}")
-    return lines + [f"taken for granted: {words}" for words in (use.assumed if use else ())]
+    if use is not None and use.assumed:
+        lines.append(f"taken for granted: {'; '.join(use.assumed)}")
+    return lines
+
+
+def _epochs(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def span(length_s: float) -> str:
@@ -121,11 +128,11 @@ def span(length_s: float) -> str:
 
 def _refused(plan: Plan) -> list[str]:
     lines = []
-    for option in plan.refused[:MOST_ROWS]:
+    for option in plan.refused[:MOST_REFUSED]:
         kept = f" (the compiler's own words: {option.compiler_text})" if option.compiler_text else ""
         lines.append(f"{option.layout}: {option.refusal}{kept}")
-    if len(plan.refused) > MOST_ROWS:
-        lines.append(f"and {len(plan.refused) - MOST_ROWS} more (--json has all)")
+    if len(plan.refused) > MOST_REFUSED:
+        lines.append(f"and {len(plan.refused) - MOST_REFUSED} more (--json has them)")
     return lines
 
 
