@@ -9,7 +9,7 @@ TPUS = [chip for chip in CHIPS.values() if chip.platform == "tpu"]
 
 @pytest.mark.parametrize("chip", TPUS, ids=lambda chip: chip.name)
 def test_the_arrays_and_the_clock_make_the_peak(chip):
-    """Of one device: a multiply and an add in every cell of every array in every cycle (v6e's compiler counts half)."""
+    """Of one device: a multiply and an add in every cell of every array in every cycle, two in v6e's."""
     cells = chip.mxus * chip.mxu_size**2 * (2 if chip.name == "v6e" else 1)
     assert cells * 2 * chip.clock_hz == pytest.approx(chip.peak_flops["bfloat16"], rel=0.02)
 

@@ -1,5 +1,7 @@
 """The law against public runs, and where it is silent."""
 
+import math
+
 import pytest
 
 from podling.cost.scaling_law import RUNS, forecast, law, misses, useful, worth
@@ -37,6 +39,7 @@ def test_repeated_tokens_count_for_less():
     assert worth(1e9, None) == worth(1e9, 1) == worth(1e9, 0.3) == 1e9
     assert worth(4e9, 4) == pytest.approx(4e9, rel=0.08)  # "up to 4 epochs almost as good as new"
     assert worth(1e15, 1e6) == pytest.approx(1e9 * 16.387756)  # and never more than that
+    assert law(10**7, 1e10, 20) == pytest.approx(law(10**7, 5e8 * (1 + 15.387756 * (1 - math.exp(-19 / 15.387756)))))
     once, often = forecast(GPT2, 1e10, 1, 50257), forecast(GPT2, 1e10, 20, 50257)
     assert often[0][0] > once[0][0] + 0.05
     assert "20.0 epochs count as 11." in often[1] and "Muennighoff" not in once[1]

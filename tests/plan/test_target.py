@@ -44,6 +44,11 @@ def test_what_a_device_holds():
     assert [parse_target(text).platform for text in ("v6e-8", "t4", "cpu")] == ["tpu", "gpu", "cpu"]
 
 
+def test_v4_is_marked_approximate():
+    assert "approximate" in parse_target("v4-8").approximate and "fits" in parse_target("2xv4:2x2x2").approximate
+    assert not parse_target("v5p-8").approximate and not parse_target("h100").approximate
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
