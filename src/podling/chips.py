@@ -41,7 +41,7 @@ class Chip:
     mxus: int = 0
     """Systolic arrays."""
     clock_hz: float = 0.0
-    """What turns the compiler's `estimated_cycles` into seconds. Arrays x size^2 x 2 x this is the peak, half of v6e's."""
+    """What turns the compiler's `estimated_cycles` into seconds; arrays x size^2 x 2 x this is the peak (v6e: half)."""
     links: int = 0
     """Of a chip to its neighbours (to the switch, on GPUs)."""
     link_bytes_per_s: float = 0.0
