@@ -36,18 +36,17 @@ def read_refusal(text: str, limit_bytes: int) -> Refusal:
     """
     if found := _TEMPORARIES.search(text):
         need, limit = _bytes(*found.groups()[:2]), _bytes(*found.groups()[2:])
-        held = "arrays that come and go within a step, and those it is given,"
-        return _refusal(text, need, limit, f"{held} need {show_binary(need)}")
+        return _refusal(text, need, limit, "what comes and goes within a step alone needs")
     if found := _USED.search(text):
         space, need, limit = found[1], _bytes(found[2], found[3]), _bytes(found[4], found[5])
         if space == "hbm":
             arguments = _ARGUMENTS.search(text)
             need += _bytes(*arguments.groups()) if arguments else 0
-            return _refusal(text, need, limit, f"the step needs {show_binary(need)}")
-        what = f"a part of the step needs {show_binary(need)} of the chip's {space}, which has {show_binary(limit)}"
-        return Refusal(_hbm(text, 0, limit_bytes), what)
+            return _refusal(text, need, limit, "the step needs")
+        has = f"the chip's {space}, which has {show_binary(limit)}"
+        return Refusal(_hbm(text, 0, limit_bytes), f"an operation of the step needs {show_binary(need)} of {has}")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    said = next((line for line in lines if "RESOURCE_EXHAUSTED" in line), lines[0] if lines else "no reason given")
+    said = next((line for line in lines if "RESOURCE_EXHAUSTED" in line), lines[0] if lines else "it gave no reason")
     if "RESOURCE_EXHAUSTED" in text:
         return Refusal(_hbm(text, limit_bytes + 1, limit_bytes), f"the compiler ran out of memory: {said[:200]}")
     return Refusal(_hbm(text, 0, limit_bytes), f"the compiler failed: {said[:200]}")
@@ -55,9 +54,9 @@ def read_refusal(text: str, limit_bytes: int) -> Refusal:
 
 def _refusal(text: str, need: int, limit: int, what: str) -> Refusal:
     hbm = _hbm(text, need, limit)
-    over = f"{what}, {show_binary(need - limit)} more than the {show_binary(limit)} of a device"
+    over = f"{what} {show_binary(need)}, and a device has {show_binary(limit)}: {show_binary(need - limit)} too much"
     taken = [f"{tensor.name} ({show_binary(tensor.device_bytes)})" for tensor in hbm.largest[:3]]
-    return Refusal(hbm, over + (f"; most of it: {', '.join(taken)}" if taken else ""))
+    return Refusal(hbm, over + (f"; most of it {', '.join(taken)}" if taken else ""))
 
 
 def _hbm(text: str, need: int, limit: int) -> Hbm:

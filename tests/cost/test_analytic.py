@@ -1,0 +1,155 @@
+"""Estimates from sizes: against what the TPU compiler asked for, and the order in which it puts layouts."""
+
+from dataclasses import replace
+
+import pytest
+
+from podling.chips import CHIPS
+from podling.config import Config
+from podling.cost.analytic import estimate_hbm, estimate_time
+from podling.cost.records import CATEGORIES, KINDS, Layout
+from podling.cost.shares import held_params
+from podling.cost.step_bytes import bytes_per_parameter, row_bytes
+from podling.errors import InputError
+from podling.presets import PRESETS
+
+V5E, V6E, H100 = CHIPS["v5e"], CHIPS["v6e"], CHIPS["h100"]
+EIGHT = Layout("data=1", 8, 1, "dots", 256)
+
+# Bytes of one device by libtpu 0.0.42 (arguments, temporaries and instructions), bfloat16: preset, chip, layout.
+COMPILED = [
+    ("gpt2", "v5e", Layout("data=1", 4, 1, "none", 256), 9.44e9),
+    ("gpt2", "v5e", Layout("data=1", 8, 1, "none", 256), 16.75e9),
+    ("gpt2", "v5e", EIGHT, 5.60e9),
+    ("gpt2", "v6e", EIGHT, 5.60e9),
+    ("gpt2", "v5e", Layout("data=1", 8, 1, "dots", 1024), 6.24e9),
+    ("gpt2", "v5e", Layout("data=1", 16, 1, "dots", 256), 8.52e9),
+    ("gpt2", "v5e", Layout("data=1", 8, 1, "full", 256), 3.56e9),
+    ("gpt2", "v5e", Layout("data=1", 16, 1, "full", 256), 4.59e9),
+    ("gpt2", "v5e", Layout("data=1", 8, 4, "dots", 256), 6.53e9),
+    ("gpt2", "v5e", Layout("data=8", 64, 1, "dots", 256), 5.61e9),
+    ("gpt2", "v5e", Layout("fsdp=8", 64, 1, "dots", 256), 3.59e9),
+    ("gpt2", "v5e", Layout("fsdp=4,tensor=2", 64, 1, "dots", 256), 3.48e9),
+    ("gpt2", "v5e", Layout("data=2,tensor=4", 32, 1, "dots", 256), 2.10e9),
+    ("gpt2-medium", "v5e", Layout("data=1", 4, 2, "full", 256), 10.28e9),
+]
+
+
+def config(preset: str = "gpt2") -> Config:
+    found = PRESETS[preset].config
+    return replace(found, model=replace(found.model, vocab_size=50257))
+
+
+def seconds(layout: Layout, devices: int = 1, chip=V5E, joined: int | None = None, preset: str = "gpt2") -> float:
+    return estimate_time(config(preset), layout, devices, chip, 2, joined or devices).step_s
+
+
+@pytest.mark.parametrize(("preset", "chip", "layout", "compiled_bytes"), COMPILED, ids=str)
+def test_memory_is_near_what_the_compiler_asks_for(preset, chip, layout, compiled_bytes):
+    assert estimate_hbm(config(preset), layout, CHIPS[chip], 2).total_bytes == pytest.approx(compiled_bytes, rel=0.08)
+
+
+def test_memory_by_category_adds_up_and_says_that_it_is_an_estimate():
+    found = estimate_hbm(config(), EIGHT, V5E, 2)
+    assert tuple(found.by_category) == CATEGORIES and sum(found.by_category.values()) == found.total_bytes
+    assert sum(tensor.device_bytes for tensor in found.largest) == found.total_bytes
+    params = held_params(config().model)
+    assert found.by_category["moments"] == 8 * params and found.by_category["parameters"] == 6 * params
+    assert (found.source, found.limit_bytes, found.fits) == ("estimate", V5E.hbm_bytes, True)
+    assert not estimate_hbm(config(), replace(EIGHT, remat="none", micro_batch=9), V5E, 2).fits
+
+
+def test_all_logits_at_once_are_what_takes_most():
+    whole = estimate_hbm(config(), replace(EIGHT, micro_batch=16, loss_chunk=0), V5E, 2)
+    assert whole.by_category["logits"] == 2 * 4 * 16 * 1024 * 50304
+    assert whole.by_category["temporary"] == 0 < estimate_hbm(config(), EIGHT, V5E, 2).by_category["temporary"]
+
+
+def test_what_a_device_holds_is_split_over_fsdp_and_tensor_and_not_over_data():
+    def held(mesh: str) -> dict[str, int]:
+        return estimate_hbm(config(), Layout(mesh, 64, 1, "dots", 256), V5E, 2).by_category
+
+    assert held("data=8")["moments"] == pytest.approx(8 * held("fsdp=8")["moments"], rel=0.01)
+    assert held("data=8")["moments"] == pytest.approx(4 * held("data=2,tensor=4")["moments"], rel=0.01)
+    assert held("data=8")["activations"] == held("fsdp=8")["activations"] == held("data=2,tensor=4")["activations"]
+
+
+def test_a_row_of_gpt2_and_a_parameter_need_what_is_known_of_them():
+    """124M at context 1024 in bfloat16: logits alone are 1024 x 50304 float32, twice; remat keeps less of a layer."""
+
+    def row(**train) -> int:
+        return row_bytes(replace(config(), train=replace(config().train, **{"loss_chunk": 256, **train})), 2)
+
+    assert row(loss_chunk=0, remat="full") > 2 * 4 * 1024 * 50304
+    assert row(remat="full") < row(remat="dots") < row(remat="none")
+    assert bytes_per_parameter(4, accumulates=False) == 16  # float32 weights need no copy
+    assert bytes_per_parameter(2, accumulates=True) - bytes_per_parameter(2, accumulates=False) == 8
+
+
+def test_time_is_near_that_of_the_compiled_program_on_v5e():
+    """Non-matmul time, with the factor that the calibration has; step_time of the same program for each factor."""
+    from podling.cost.calibration import calibration
+
+    factor = calibration("v5e").factor
+    compiled_s = {0.4: 0.112, 0.5: 0.1158, 0.6: 0.1214, 0.7: 0.1281, 0.8: 0.1400, 0.9: 0.1549, 1.0: 0.1710}
+    low, high = max(f for f in compiled_s if f <= factor), min(f for f in compiled_s if f >= factor)
+    share = (factor - low) / (high - low) if high > low else 0.0
+    expected_s = (1 - share) * compiled_s[low] + share * compiled_s[high]
+    found = estimate_time(config(), EIGHT, 1, V5E, 2, 1)
+    assert found.step_s == pytest.approx(expected_s, rel=0.12)
+    assert sum(found.parts_s.values()) == pytest.approx(found.step_s) and tuple(found.parts_s) == KINDS
+    assert found.range_s[0] < found.step_s < found.range_s[1] and "not compiled" in found.calibration
+
+
+def test_layouts_are_in_the_compilers_order():
+    """v5e, 8 rows: dots and full about the same, none a quarter slower; 1024 positions of loss at once faster."""
+    none, dots, full = (seconds(replace(EIGHT, remat=remat)) for remat in ("none", "dots", "full"))
+    assert none > 1.15 * dots and abs(full / dots - 1) < 0.03
+    assert seconds(replace(EIGHT, loss_chunk=0)) < 0.97 * dots
+    # Eight devices, 64 rows: fsdp before data (its optimizer has an eighth to do), tensor last.
+    eight = [seconds(Layout(mesh, 64, 1, "dots", 256), 8) for mesh in ("fsdp=8", "data=8", "fsdp=4,tensor=2")]
+    assert eight == sorted(eight)
+
+
+def test_accumulation_costs_a_pass_over_the_gradients_for_each_micro_batch():
+    whole, cut = Layout("data=1", 32, 1, "dots", 256), Layout("data=1", 8, 4, "dots", 256)
+    assert seconds(whole) < seconds(cut) < 1.1 * seconds(whole)
+
+
+def test_a_lone_device_waits_for_nobody_and_another_slice_is_far():
+    assert estimate_time(config(), EIGHT, 1, V5E, 2, 1).parts_s["collective"] == 0
+    layout = Layout("data=16", 128, 1, "dots", 256)
+    near, far = (estimate_time(config(), layout, 16, V5E, 2, joined).parts_s["collective"] for joined in (16, 8))
+    gradients = 2 * 4 * held_params(config().model)
+    assert near == pytest.approx(gradients * 15 / 16 / (2 * V5E.link_bytes_per_s))
+    between = gradients / 8 / 2 / V5E.between_slices_bytes_per_s
+    assert far == pytest.approx(gradients * 7 / 8 / (2 * V5E.link_bytes_per_s) + between)
+
+
+def test_what_is_gathered_hides_behind_compute_until_there_is_too_little_of_it():
+    def waited(rows: int) -> float:
+        return estimate_time(config(), Layout("fsdp=8", rows, 1, "dots", 256), 8, V5E, 2, 8).parts_s["collective"]
+
+    assert waited(64) == waited(256)
+    slow = replace(V5E, link_bytes_per_s=V5E.link_bytes_per_s / 100)
+    late = estimate_time(config(), Layout("fsdp=8", 8, 1, "dots", 256), 8, slow, 2, 8)
+    busy = late.step_s - late.parts_s["collective"]
+    assert late.parts_s["collective"] > 50 * waited(64) and late.step_s > 3 * busy
+
+
+def test_faster_chips_are_faster_and_gpus_are_a_roofline():
+    assert seconds(EIGHT, chip=H100) < seconds(EIGHT, chip=V6E) < seconds(EIGHT, chip=V5E)
+    found = estimate_time(config(), EIGHT, 1, H100, 2, 1)
+    assert "roofline" in found.calibration and found.range_s[1] > 1.5 * found.step_s
+    # float32 on a TPU is computed in six passes of bfloat16.
+    double = estimate_time(config(), EIGHT, 1, V5E, 4, 1)
+    assert double.parts_s["matmul"] == pytest.approx(6 * estimate_time(config(), EIGHT, 1, V5E, 2, 1).parts_s["matmul"])
+
+
+def test_a_mesh_that_is_none_is_refused():
+    for estimate in (
+        lambda: estimate_hbm(config(), replace(EIGHT, mesh="tensr=8"), V5E, 2),
+        lambda: seconds(replace(EIGHT, mesh="data=x"), 8),
+    ):
+        with pytest.raises(InputError, match="--mesh"):
+            estimate()
