@@ -1,6 +1,9 @@
 """Topologies by name, and that podling numbers their devices as the TPU compiler does."""
 
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -131,3 +134,16 @@ def test_our_numbering_is_the_compilers(name):
     assert sorted(found, key=lambda cell: cell.id) == parsed.in_order()
     if name == "v5e:2x4":  # a ring of neighbours, not the order of ids
         assert [cell.id for cell in found] == [0, 1, 2, 3, 7, 6, 5, 4]
+
+
+@pytest.mark.skipif(compiler_missing() is not None, reason="needs the TPU compiler: pip install 'podling[tpu]'")
+def test_slices_and_cores_that_work_as_one_device():
+    code = """
+from podling.topology import devices, parse_topology
+for name, slices in (("v5e:2x4", 2), ("v4-8", 1), ("v5p-8", 1), ("v3-8", 1)):
+    found = devices(parse_topology(name), slices)
+    print(len(found), getattr(found[0], "slice_index", None) or 0, getattr(found[-1], "slice_index", None) or 0)
+"""
+    environment = {**os.environ, **compiler_environment()}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split("\n") == ["16 0 1", "4 0 0", "4 0 0", "8 0 0", ""], done.stderr
