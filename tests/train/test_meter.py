@@ -92,3 +92,15 @@ def test_totals_go_on_over_sessions(clock):
     second.step(2)
     assert second.totals()["step_s"] == 3 and second.data_wait_share == 0.5
     assert second.step_s == 2  # the display does not look back over the break
+
+
+def test_a_session_knows_its_own_steps_from_those_before(clock):
+    meter = make(clock)
+    meter.restore({"steps": 10, "train_s": 50.0, "wait_s": 0.0})
+    assert meter.session_step_s is None
+    meter.resume()
+    for took_s in (1.0, 2.0):
+        clock.now += took_s
+        meter.step(wait_s=0)
+    assert meter.session_step_s == pytest.approx(1.5)
+    assert meter.totals()["step_s"] == pytest.approx(53 / 12)

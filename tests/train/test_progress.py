@@ -261,6 +261,15 @@ def test_the_summary_says_all_and_what_to_type_next(width):
     assert "podling export 'runs/my book' --to hf DIR" in commands
 
 
+def test_the_summary_holds_the_prediction_against_what_was_measured():
+    foretold = {"step_s": 0.8, "step_s_range": [0.7, 0.9], "measured_step_s": 0.832}
+    console = Console(width=100, color_system=None)
+    with console.capture() as capture:
+        console.print(summary_view(SUMMARY | {"prediction": foretold}, 100))
+    flat = re.sub(r"[│\s]+", " ", capture.get())
+    assert "prediction 800 ms a step (700 ms to 900 ms), measured 832 ms: 4% slower than predicted training" in flat
+
+
 def test_the_summary_without_optional_figures():
     console = Console(width=80, color_system=None)
     unknown = SUMMARY | dict.fromkeys(["mfu", "val_bits_per_byte", "export", "unigram_loss", "data_wait_share"])

@@ -26,7 +26,7 @@ MOST_FLOPS = 1e9
 """Of a product that is measured; of a larger one a part is."""
 LEAST_SHARE = 0.01
 """A product or a transposition that is less of a step goes by the speed of the others."""
-STREAM_BYTES = tuple(2**power for power in (20, 22, 24, 26, 28))  # read and written by a measured pass
+STREAM_BYTES = tuple(2**power for power in (20, 22, 24, 26))  # read and written by a measured pass
 FRESH_BYTES = 2**26
 ELEMENTS = 2**20
 CACHED_BYTES = 2**23

@@ -82,7 +82,8 @@ def compile_and_foretell(
     programs.seal()
     if not together.is_first:
         return None
-    forecast = foretell(session, program, together.hosts.count, compile_s)
+    with reporter.status("predicting the step's time", 3):
+        forecast = foretell(session, program, together.hosts.count, compile_s)
     reporter.say(forecast.said)
     try:
         atomic_write(folder.paths.prediction, json.dumps(forecast.facts, indent=2, ensure_ascii=False) + "\n")
@@ -133,7 +134,7 @@ def predict_step(session: Session, compiled: jax.stages.Compiled, processes: int
         from podling.cost.cpu import cpu_step_time
         from podling.cost.cpu_peaks import measure_cpu
 
-        program = read_program(compiled.as_text())
+        program = read_program(compiled.as_text() or "")
         memory: Any = compiled.memory_analysis()  # None where the back end has none
         return cpu_step_time(program, measure_cpu(program), mesh, memory.temp_size_in_bytes if memory else 0)
     from podling.chips import chip_of
@@ -145,7 +146,7 @@ def predict_step(session: Session, compiled: jax.stages.Compiled, processes: int
     if device.platform == "tpu":
         from podling.cost.step_time import step_time
 
-        return step_time(read_program(compiled.as_text()), chip, mesh, slices=session.mesh.size // together)
+        return step_time(read_program(compiled.as_text() or ""), chip, mesh, slices=session.mesh.size // together)
     from podling.cost.analytic import estimate_time
 
     train, plan = session.config.train, session.plan

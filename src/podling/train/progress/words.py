@@ -72,7 +72,8 @@ def held_against(facts: dict[str, Any] | None) -> str:
     if facts.get("measured_step_s") is None:
         return f"{predicted(facts)}, and no step was timed"
     ratio = facts["measured_step_s"] / facts["step_s"]
-    off = f"{abs(ratio - 1):.0%} {'slower' if ratio > 1 else 'faster'} than predicted"
+    share = f"{abs(ratio - 1):.0%}"
+    off = "as predicted" if share == "0%" else f"{share} {'slower' if ratio > 1 else 'faster'} than predicted"
     return f"{predicted(facts)}, measured {seconds(facts['measured_step_s'])}: {off}"
 
 

@@ -1,0 +1,185 @@
+"""The step compiled ahead of the run, and what is said of its time before and after."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from collector import Collector
+
+from podling.cost.records import StepTime
+from podling.run.compile_cache import CompileCache
+from podling.run.folder import RunFolder
+from podling.train import devices, prediction, session
+from podling.train.prediction import Forecast, compile_and_foretell
+from podling.train.progress.words import held_against, seconds
+from podling.train.start import prepare_data, train
+from podling.train.together import Together
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+FORETOLD = StepTime(0.08, (0.07, 0.09), {"matmul": 0.06, "memory": 0.02}, "made up")
+FACTS = {"step_s": 0.08, "step_s_range": [0.07, 0.09], "tokens_per_s": 3200.0, "calibration": "made up"}
+FACTS |= {"parts_s": {"matmul": 0.06, "compute": 0.0, "memory": 0.02, "collective": 0.0}}
+
+
+@pytest.fixture
+def one_device(monkeypatch) -> None:
+    for module in (session, devices):
+        monkeypatch.setattr(module, "select_devices", lambda asked: jax.devices()[:1])
+    monkeypatch.setattr(session, "peak_flops", lambda *_: session.Peak(1e11, "made up"))
+
+
+@pytest.fixture
+def open_run(make_run, tmp_path, one_device):
+    """A session on one device with a folder for it."""
+    config, prepared = prepare_data(make_run(tmp_path / "run"), Collector())
+    opened = session.Session.open(config, prepared, Collector())
+    with RunFolder.open(tmp_path / "run", config, {}) as folder, jax.set_mesh(opened.mesh):
+        yield opened, folder, CompileCache(folder.paths.compile_cache)
+
+
+def foretell(open_run) -> tuple[Forecast, Collector]:
+    opened, folder, programs = open_run
+    reporter = Collector()
+    found = compile_and_foretell(opened, programs, folder, reporter, Together())
+    assert found is not None and json.loads(folder.paths.prediction.read_text()) == found.facts
+    assert found.facts["compile_s"] > 0 and found.facts["devices"] == opened.mesh.size
+    assert reporter.statuses[0] == "compiling the training step" and found.said in reporter.said
+    return found, reporter
+
+
+def test_the_first_step_neither_traces_nor_compiles_again(open_run, monkeypatch):
+    monkeypatch.setattr(prediction, "predict_step", lambda *_: FORETOLD)
+    opened = open_run[0]
+    foretell(open_run)
+    state, batch = opened.init_state(), opened.batches.batch(0)
+    jax.block_until_ready(opened.put(batch))
+    told = []
+    listen = lambda event, *_, **__: told.append(event)  # noqa: E731
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        state, _ = opened.step(state, batch)
+        jax.block_until_ready(state)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert not [event for event in told if "trace" in event or "compile" in event]
+    assert opened.counter.retraces == 0 and int(state.step) == 1
+
+
+def test_a_prediction_is_kept_and_said(open_run, monkeypatch):
+    monkeypatch.setattr(prediction, "predict_step", lambda *_: FORETOLD)
+    found, _ = foretell(open_run)
+    tokens = open_run[0].plan.tokens
+    assert {key: found.facts[key] for key in FACTS} == FACTS | {"tokens_per_s": tokens / 0.08}
+    assert found.said == (
+        "predicted: 80.0 ms a step (70.0 ms to 90.0 ms), 3.20K tokens/s (matmul 75%, memory 25%); made up"
+    )
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no such thing"), prediction.NoPrediction("no such thing")])
+def test_a_prediction_that_fails_is_said_and_stops_nothing(open_run, monkeypatch, error):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(prediction, "predict_step", fail)
+    found, _ = foretell(open_run)
+    assert found.said.startswith("no prediction of the step's time: ") and found.said.endswith("no such thing")
+    assert "step_s" not in found.facts and found.beside(0.1)["measured_over_predicted"] is None
+
+
+def test_a_folder_that_cannot_be_written_stops_nothing(open_run, monkeypatch):
+    monkeypatch.setattr(prediction, "predict_step", lambda *_: FORETOLD)
+    opened, folder, programs = open_run
+    folder.paths.prediction.mkdir()
+    reporter = Collector()
+    assert compile_and_foretell(opened, programs, folder, reporter, Together()) is not None
+    assert any("prediction is not kept" in text for text in reporter.said)
+
+
+def test_a_whole_run_on_this_cpu(make_run, tmp_path, one_device):
+    """Measured, predicted, written before the first step, and held against the steps at the end."""
+    out = tmp_path / "run"
+    there: list[bool] = []
+    reporter = Collector(at_step=lambda step: there.append((out / "prediction.json").exists()))
+    summary = train(make_run(out), reporter)
+    assert there and all(there)
+    kept = json.loads((out / "prediction.json").read_text())
+    assert kept["step_s"] > 0 and sum(kept["parts_s"].values()) == pytest.approx(kept["step_s"])
+    told = summary["prediction"]
+    assert {key: told[key] for key in kept} == kept
+    assert told["measured_step_s"] == pytest.approx(summary["step_s"])
+    assert told["measured_over_predicted"] == pytest.approx(summary["step_s"] / kept["step_s"])
+    assert json.loads(Path(out / "summary.json").read_text())["prediction"] == told
+
+
+def test_what_was_foretold_beside_what_was_measured():
+    forecast = Forecast(FACTS)
+    for measured_s, words in ((0.1, "25% slower than"), (0.06, "25% faster than"), (0.0801, "as")):
+        said = held_against(forecast.beside(measured_s))
+        shown = f"80.0 ms a step (70.0 ms to 90.0 ms), measured {seconds(measured_s)}: {words} predicted"
+        assert said == shown
+    assert held_against(forecast.beside(None)).endswith("(70.0 ms to 90.0 ms), and no step was timed")
+    assert held_against(Forecast({"missing": "no reason"}).beside(0.1)) == "none: no reason"
+    assert held_against(None) == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(0.08, "80.0 ms"), (1.234, "1.23 s"), (0.99996, "1.00 s"), (123.4, "123 s")]
+)
+def test_seconds(value, shown):
+    assert seconds(value) == shown
+
+
+class Chip:
+    """Stands for a device that is not there."""
+
+    platform, process_index, slice_index = "tpu", 0, 0
+
+    def __init__(self, kind: str, platform: str = "tpu"):
+        self.device_kind, self.platform = kind, platform
+
+
+@pytest.mark.parametrize(("kind", "platform"), [("TPU v5 lite", "tpu"), ("NVIDIA H100 80GB HBM3", "gpu")])
+def test_accelerators_go_by_their_chip(open_run, monkeypatch, kind, platform):
+    """From the program on a TPU, from the model's sizes on a GPU."""
+    opened = open_run[0]
+    module = pytest.importorskip("podling.cost.step_time" if platform == "tpu" else "podling.cost.analytic")
+    pytest.importorskip("podling.chips")
+    asked = {}
+
+    def answer(*positional, **named):
+        asked.update(positional=positional, named=named)
+        return FORETOLD
+
+    monkeypatch.setattr(module, "step_time" if platform == "tpu" else "estimate_time", answer)
+    mesh = FakeMesh(opened.mesh, Chip(kind, platform))
+    compiled = opened.compile_step()
+    assert prediction.predict_step(dataclasses.replace(opened, mesh=mesh), compiled, 1) is FORETOLD
+    chips = [value for value in asked["positional"] if type(value).__name__ == "Chip"]
+    assert [kind.startswith(prefix) for chip in chips for prefix in chip.device_kinds].count(True)
+
+
+class FakeMesh:
+    """A mesh of a device that is not there."""
+
+    def __init__(self, mesh, device, size=1):
+        self.shape, self.size = mesh.shape, size
+        self.devices = np.array([device] * size, dtype=object)
+
+
+@pytest.mark.parametrize(("processes", "why"), [(1, "8 devices share this CPU"), (4, "processes may share this CPU")])
+def test_a_cpu_that_is_shared_is_not_foretold(open_run, processes, why):
+    fake = dataclasses.replace(open_run[0], mesh=FakeMesh(open_run[0].mesh, Chip("cpu", "cpu"), size=8))
+    with pytest.raises(prediction.NoPrediction, match=why):
+        prediction.predict_step(fake, None, processes)  # type: ignore[arg-type]
+
+
+def test_a_chip_that_no_table_has_is_said(open_run):
+    pytest.importorskip("podling.chips")
+    opened = open_run[0]
+    fake = dataclasses.replace(opened, mesh=FakeMesh(opened.mesh, Chip("TPU v99")))
+    with pytest.raises(prediction.NoPrediction, match="TPU v99 is not in podling's table of chips"):
+        prediction.predict_step(fake, opened.compile_step(), 1)
