@@ -10,6 +10,7 @@ import pytest
 from collector import Collector
 
 from podling.cost.records import StepTime
+from podling.errors import RunError
 from podling.run.compile_cache import CompileCache
 from podling.run.folder import RunFolder
 from podling.train import devices, prediction, session
@@ -77,6 +78,24 @@ def test_a_prediction_is_kept_and_said(open_run, monkeypatch):
     assert found.said == (
         "predicted: 80.0 ms a step (70.0 ms to 90.0 ms), 3.20K tokens/s (matmul 75%, memory 25%); made up"
     )
+
+
+def test_a_step_that_the_devices_cannot_hold_is_refused_in_words(open_run):
+    opened, folder, programs = open_run
+    text = "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. "
+    text += "Used 22.15G of 15.75G hbm. Exceeded hbm capacity by 6.41G."
+
+    class TooLarge:
+        mesh = opened.mesh
+
+        def compile_step(self):
+            raise jax.errors.JaxRuntimeError(text)
+
+    with pytest.raises(RunError, match=r"(?s)compiling the training step: .*22.15 GiB.*--train.micro-batch"):
+        compile_and_foretell(TooLarge(), programs, folder, Collector(), Together())  # type: ignore[arg-type]
+    text = "INTERNAL: something else"
+    with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
+        compile_and_foretell(TooLarge(), programs, folder, Collector(), Together())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no such thing"), prediction.NoPrediction("no such thing")])

@@ -13,7 +13,8 @@ from typing import Any
 import jax
 
 from podling.cost.records import KINDS, Layout, StepTime
-from podling.errors import PodlingError
+from podling.cost.refusal import read_refusal
+from podling.errors import PodlingError, Problem, RunError
 from podling.files import atomic_write
 from podling.hlo.program import read_program
 from podling.hosts.waits import COMPILE_S
@@ -73,11 +74,14 @@ def compile_and_foretell(
 
     Returns:
         None in all processes but the first.
+
+    Raises:
+        RunError: the devices have too little memory for the program.
     """
     about_s = 5 if session.mesh.devices.flat[0].platform == "cpu" else 40
     name, began_s = "compiling the training step", time.perf_counter()
     with reporter.status(name, about_s), together.gate(name, COMPILE_S):
-        program = session.compile_step()
+        program = _compile(session)
     compile_s = time.perf_counter() - began_s
     programs.seal()
     if not together.is_first:
@@ -90,6 +94,17 @@ def compile_and_foretell(
     except PodlingError as error:
         reporter.say(f"the prediction is not kept: {error}")
     return forecast
+
+
+def _compile(session: Session) -> jax.stages.Compiled:
+    try:
+        return session.compile_step()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        fix = "a smaller --train.micro-batch, --train.remat full or a --train.loss-chunk needs less"
+        words = read_refusal(str(error), 0).words
+        raise RunError(Problem("compiling the training step", words, fix)) from error
 
 
 def foretell(session: Session, program: jax.stages.Compiled, processes: int, compile_s: float) -> Forecast:
