@@ -6,9 +6,10 @@ import pytest
 
 from podling.config import Config
 from podling.errors import InputError
-from podling.plan.budget import COMPILE_S, DISK_BYTES_PER_S, END_S, START_S, parse_budget, spend, total_s
+from podling.plan.budget import COMPILE_S, DISK_BYTES_PER_S, END_S, START_S, parse_budget, spend, total_s, within
 from podling.plan.target import parse_target
 from podling.presets import PRESETS
+from podling.validate import validate
 
 
 @pytest.mark.parametrize(
@@ -91,3 +92,21 @@ def test_a_budget_too_short_for_one_step_and_one_checkpoint():
     assert "--budget: 90s is too short: 45s to start, 56s to compile" in text and "checkpoint" in text
     enough = parse_budget(text.rpartition("more than ")[2])
     assert spend(config, target, 0.8, 42.0, enough, None).steps >= 1
+
+
+def test_the_configuration_of_a_short_run_warms_up_in_a_tenth_of_it():
+    config, target = config_of("gpt2", tokens=10**9), parse_target("v5e-1")
+    use = spend(config, target, 8.4, 40.0, 85 * 60, None)
+    short = within(config, use, set())
+    assert use.steps < 700 and short.train.steps == use.steps and short.train.tokens == 0
+    assert short.optimizer.warmup_steps == use.steps // 10 and validate(short) == []
+    long = within(config, spend(config, target, 0.8, 40.0, 9 * 3600, None), set())
+    assert long.optimizer.warmup_steps == 700  # as it was
+
+
+def test_a_warm_up_that_was_typed_stays_or_is_refused():
+    config, typed = config_of("gpt2"), {"--optimizer.warmup-steps"}
+    use = spend(config, parse_target("v5e-1"), 3.0, 40.0, 85 * 60, None)
+    assert within(config, use, typed).optimizer.warmup_steps == 700 > use.steps // 10
+    with pytest.raises(InputError, match="a warm-up of 700 steps is longer than the"):
+        within(config, replace(use, steps=600), typed)

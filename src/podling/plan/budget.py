@@ -1,6 +1,8 @@
 """What a session's time goes to, and how many steps that leaves."""
 
 import re
+from collections.abc import Collection
+from dataclasses import replace
 
 from podling.config import Config
 from podling.errors import InputError, Problem
@@ -82,6 +84,29 @@ def spend(
         middle = (steps + beyond) // 2
         steps, beyond = (middle, beyond) if total_s(use(middle)) <= budget_s else (steps, middle)
     return use(steps)
+
+
+def within(config: Config, use: BudgetUse, given: Collection[str]) -> Config:
+    """The configuration of a run of so many steps.
+
+    A warm-up written for a longer run is cut to a tenth of this one, where the person has not typed it.
+
+    Args:
+        config: of any number of steps.
+        use: of the budget.
+        given: the flags that were typed.
+
+    Raises:
+        InputError: the warm-up that was typed is longer than the run.
+    """
+    warmup, tenth = config.optimizer.warmup_steps, max(1, use.steps // 10)
+    if "--optimizer.warmup-steps" in given:
+        if warmup > use.steps:
+            what = f"a warm-up of {warmup} steps is longer than the {use.steps} that the budget has time for"
+            raise InputError(Problem("--optimizer.warmup-steps", what, f"at most {use.steps}; a tenth is {tenth}"))
+        tenth = warmup
+    train = replace(config.train, steps=use.steps, tokens=0)
+    return replace(config, train=train, optimizer=replace(config.optimizer, warmup_steps=min(warmup, tenth)))
 
 
 def total_s(use: BudgetUse) -> float:

@@ -15,7 +15,7 @@ from podling.errors import InputError, raise_if
 from podling.files import show_binary
 from podling.model.spec import param_count
 from podling.parallel.device import peak_flops
-from podling.plan.budget import spend
+from podling.plan.budget import spend, within
 from podling.plan.cache import Programs
 from podling.plan.command import train_command
 from podling.plan.compile import Compiler, with_layout
@@ -78,7 +78,7 @@ def make_plan(
     if target.platform == "gpu":
         notes.append("estimated: podling has no compiler for GPUs away from one")
     settled = with_layout(config, chosen.layout)
-    return _plan(settled, target, found, budget_s, data_tokens, notes, compiler, began_s)
+    return _plan(settled, given, target, found, budget_s, data_tokens, notes, compiler, began_s)
 
 
 def itemsize_of(config: Config, target: Target) -> int:
@@ -128,6 +128,7 @@ def _peak(target: Target, dtype: str) -> float | None:
 
 def _plan(
     config: Config,
+    given: frozenset[str],
     target: Target,
     found: Found,
     budget_s: float | None,
@@ -144,7 +145,7 @@ def _plan(
     use = None
     if budget_s is not None:
         use = spend(config, target, step_s, chosen.compile_s, budget_s, data_tokens)
-        config = replace(config, train=replace(config.train, steps=use.steps, tokens=0))
+        config = within(config, use, given)
     tokens = config.train.steps * config.train.batch_tokens
     params = param_count(config.model)
     epochs = tokens / data_tokens if data_tokens else None
