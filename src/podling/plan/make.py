@@ -11,7 +11,7 @@ from podling.config import Config
 from podling.cost.analytic import estimate_hbm, estimate_time
 from podling.cost.records import Layout
 from podling.cost.scaling_law import forecast
-from podling.errors import InputError, raise_if
+from podling.errors import InputError, Problem, raise_if
 from podling.files import show_binary
 from podling.model.spec import param_count
 from podling.parallel.device import peak_flops
@@ -56,6 +56,9 @@ def make_plan(
         RunError: the compiler died.
     """
     began_s = time.monotonic()
+    if target.platform == "cpu" and target.devices > 1:
+        what = f"{target.text}: the devices of a CPU share its cores, and how fast they are together is not foretold"
+        raise InputError(Problem("--chip", what, "plan for --chip cpu"))
     held = frozenset(given) & frozenset(HELD)
     itemsize = itemsize_of(config, target)
     space = layouts(config, target, held)
