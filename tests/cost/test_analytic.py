@@ -7,6 +7,7 @@ import pytest
 from podling.chips import CHIPS
 from podling.config import Config
 from podling.cost.analytic import estimate_hbm, estimate_time
+from podling.cost.calibration import Calibration
 from podling.cost.records import CATEGORIES, KINDS, Layout
 from podling.cost.shares import held_params
 from podling.cost.step_bytes import bytes_per_parameter, row_bytes
@@ -32,6 +33,7 @@ COMPILED = [
     ("gpt2", "v5e", Layout("fsdp=4,tensor=2", 64, 1, "dots", 256), 3.48e9),
     ("gpt2", "v5e", Layout("data=2,tensor=4", 32, 1, "dots", 256), 2.10e9),
     ("gpt2-medium", "v5e", Layout("data=1", 4, 2, "full", 256), 10.28e9),
+    ("gpt2-xl", "v5e", Layout("data=32,fsdp=8", 512, 1, "full", 256), 5.36e9),
 ]
 
 
@@ -46,7 +48,7 @@ def seconds(layout: Layout, devices: int = 1, chip=V5E, joined: int | None = Non
 
 @pytest.mark.parametrize(("preset", "chip", "layout", "compiled_bytes"), COMPILED, ids=str)
 def test_memory_is_near_what_the_compiler_asks_for(preset, chip, layout, compiled_bytes):
-    assert estimate_hbm(config(preset), layout, CHIPS[chip], 2).total_bytes == pytest.approx(compiled_bytes, rel=0.08)
+    assert estimate_hbm(config(preset), layout, CHIPS[chip], 2).total_bytes == pytest.approx(compiled_bytes, rel=0.1)
 
 
 def test_memory_by_category_adds_up_and_says_that_it_is_an_estimate():
@@ -86,19 +88,34 @@ def test_a_row_of_gpt2_and_a_parameter_need_what_is_known_of_them():
     assert bytes_per_parameter(2, accumulates=True) - bytes_per_parameter(2, accumulates=False) == 8
 
 
-def test_time_is_near_that_of_the_compiled_program_on_v5e():
-    """Non-matmul time, with the factor that the calibration has; step_time of the same program for each factor."""
-    from podling.cost.calibration import calibration
+COMPILED_S = [
+    # `cost.step_time` of the compiled program, with a factor of 0.8 on the compiler's cycles.
+    ("gpt2", "v5e", EIGHT, 1, 0.1404),
+    ("gpt2", "v5e", Layout("data=1", 16, 1, "dots", 256), 1, 0.2835),
+    ("gpt2", "v5e", Layout("data=1", 8, 1, "dots", 1024), 1, 0.1320),
+    ("gpt2", "v5e", Layout("data=1", 8, 1, "full", 256), 1, 0.1409),
+    ("gpt2", "v5e", Layout("data=1", 16, 1, "full", 256), 1, 0.2737),
+    ("gpt2", "v5e", Layout("data=1", 8, 1, "none", 256), 1, 0.1798),
+    ("gpt2", "v5e", Layout("data=1", 4, 1, "none", 256), 1, 0.0844),
+    ("gpt2", "v5e", Layout("data=1", 8, 4, "dots", 256), 1, 0.5476),
+    ("gpt2", "v5e", Layout("data=8", 64, 1, "dots", 256), 8, 0.1486),
+    ("gpt2", "v5e", Layout("fsdp=8", 64, 1, "dots", 256), 8, 0.1385),
+    ("gpt2", "v5e", Layout("fsdp=4,tensor=2", 64, 1, "dots", 256), 8, 0.1608),
+    ("gpt2", "v5e", Layout("data=2,tensor=4", 32, 1, "dots", 256), 8, 0.0900),
+    ("gpt2-medium", "v5e", Layout("data=1", 4, 2, "full", 256), 1, 0.3871),
+    ("gpt2", "v6e", EIGHT, 1, 0.0631),
+]
 
-    factor = calibration("v5e").factor
-    compiled_s = {0.4: 0.112, 0.5: 0.1158, 0.6: 0.1214, 0.7: 0.1281, 0.8: 0.1400, 0.9: 0.1549, 1.0: 0.1710}
-    low, high = max(f for f in compiled_s if f <= factor), min(f for f in compiled_s if f >= factor)
-    share = (factor - low) / (high - low) if high > low else 0.0
-    expected_s = (1 - share) * compiled_s[low] + share * compiled_s[high]
-    found = estimate_time(config(), EIGHT, 1, V5E, 2, 1)
-    assert found.step_s == pytest.approx(expected_s, rel=0.12)
-    assert sum(found.parts_s.values()) == pytest.approx(found.step_s) and tuple(found.parts_s) == KINDS
-    assert found.range_s[0] < found.step_s < found.range_s[1] and "not compiled" in found.calibration
+
+@pytest.mark.parametrize(("preset", "chip", "layout", "devices", "compiled_s"), COMPILED_S, ids=str)
+def test_time_is_near_that_of_the_compiled_program(monkeypatch, preset, chip, layout, devices, compiled_s):
+    known = Calibration(0.8, 0.8, 1.25, "known here")
+    monkeypatch.setattr("podling.cost.analytic.calibration", lambda chip_name: known)
+    found = estimate_time(config(preset), layout, devices, CHIPS[chip], 2, devices)
+    assert found.step_s == pytest.approx(compiled_s, rel=0.11)
+    assert sum(found.parts_s.values()) == pytest.approx(found.step_s) and set(found.parts_s) == set(KINDS)
+    assert found.range_s == pytest.approx((0.8 / 1.15 * found.step_s, 1.25 * 1.15 * found.step_s))
+    assert found.calibration == "estimated from sizes, not compiled; known here"
 
 
 def test_layouts_are_in_the_compilers_order():
@@ -120,27 +137,27 @@ def test_a_lone_device_waits_for_nobody_and_another_slice_is_far():
     assert estimate_time(config(), EIGHT, 1, V5E, 2, 1).parts_s["collective"] == 0
     layout = Layout("data=16", 128, 1, "dots", 256)
     near, far = (estimate_time(config(), layout, 16, V5E, 2, joined).parts_s["collective"] for joined in (16, 8))
-    gradients = 2 * 4 * held_params(config().model)
-    assert near == pytest.approx(gradients * 15 / 16 / (2 * V5E.link_bytes_per_s))
-    between = gradients / 8 / 2 / V5E.between_slices_bytes_per_s
-    assert far == pytest.approx(gradients * 7 / 8 / (2 * V5E.link_bytes_per_s) + between)
+    # Each of the eight devices of a slice exchanges its eighth of the gradients with its like in the other.
+    between = 2 * 4 * held_params(config().model) / 8 / 2 / V5E.between_slices_bytes_per_s
+    assert between < far < between + 2 * near
 
 
 def test_what_is_gathered_hides_behind_compute_until_there_is_too_little_of_it():
-    def waited(rows: int) -> float:
-        return estimate_time(config(), Layout("fsdp=8", rows, 1, "dots", 256), 8, V5E, 2, 8).parts_s["collective"]
+    def waited(rows: int, chip=V5E) -> float:
+        return estimate_time(config(), Layout("fsdp=8", rows, 1, "dots", 256), 8, chip, 2, 8).parts_s["collective"]
 
     assert waited(64) == waited(256)
-    slow = replace(V5E, link_bytes_per_s=V5E.link_bytes_per_s / 100)
-    late = estimate_time(config(), Layout("fsdp=8", 8, 1, "dots", 256), 8, slow, 2, 8)
-    busy = late.step_s - late.parts_s["collective"]
-    assert late.parts_s["collective"] > 50 * waited(64) and late.step_s > 3 * busy
+    slow = replace(V5E, link_bytes_per_s=V5E.link_bytes_per_s / 20)
+    assert waited(8, slow) > 1.2 * waited(64, slow) > 10 * waited(64)
 
 
 def test_faster_chips_are_faster_and_gpus_are_a_roofline():
     assert seconds(EIGHT, chip=H100) < seconds(EIGHT, chip=V6E) < seconds(EIGHT, chip=V5E)
     found = estimate_time(config(), EIGHT, 1, H100, 2, 1)
     assert "roofline" in found.calibration and found.range_s[1] > 1.5 * found.step_s
+    # A CPU's own figures are measured elsewhere; this must only be able to rank.
+    laptop = [estimate_time(config(), replace(EIGHT, remat=remat), 1, CHIPS["cpu"], 4, 1) for remat in ("none", "full")]
+    assert "guess" in laptop[0].calibration and laptop[0].step_s != laptop[1].step_s
     # float32 on a TPU is computed in six passes of bfloat16.
     double = estimate_time(config(), EIGHT, 1, V5E, 4, 1)
     assert double.parts_s["matmul"] == pytest.approx(6 * estimate_time(config(), EIGHT, 1, V5E, 2, 1).parts_s["matmul"])

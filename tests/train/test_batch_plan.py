@@ -79,8 +79,10 @@ def test_one_row_is_called_a_row():
 @pytest.mark.parametrize("sizes", [mesh(fsdp=4), mesh(fsdp=2, tensor=2), mesh(tensor=4)])
 def test_a_sharded_state_leaves_room_for_rows(sizes):
     cfg = config()
-    # Vectors as long as embed lie on every device; of what is split over fsdp two layers' weights are there whole.
-    more = 24 * 10_000 + (2 * 4 * PARAMS / 4 / sizes["tensor"] if sizes["fsdp"] > 1 else 0)
+    # Vectors as long as embed lie on every device; of what is split over fsdp two layers' weights are there whole, and
+    # the table with its gradient.
+    whole = 2 * 4 * (1024 * 128 + (PARAMS - 1024 * 128) / 4)
+    more = 24 * 10_000 + (whole / sizes["tensor"] if sizes["fsdp"] > 1 else 0)
     memory = int((3 * row_bytes(cfg, 4) / sizes["tensor"] + 24 * PARAMS / 4 + more) / 0.75)
     assert plan_batch(cfg, sizes, 4, memory).micro_batch == 3 * sizes["data"] * sizes["fsdp"]
     assert plan_batch(cfg, mesh(4), 4, memory).micro_batch < 3 * 4

@@ -6,9 +6,14 @@ at full bandwidth, bytes over links where nothing hides them. How many times a p
 off what the TPU compiler made of GPT-2 on v5e and v6e.
 """
 
+import math
+from dataclasses import replace
+from functools import lru_cache
+
 from podling.chips import Chip
 from podling.config import Config
 from podling.cost.calibration import calibration
+from podling.cost.links import Links, join
 from podling.cost.records import CATEGORIES, Hbm, Kind, Layout, StepTime
 from podling.cost.shares import Share, share
 from podling.cost.step_bytes import kept_bytes, step_tensors
@@ -19,7 +24,11 @@ MATMUL = 0.95
 MISSES = 1.15
 """How far estimates have been from the time of the compiled program, as a factor; the calibration's range is on top."""
 UNCOMPILED = "estimated from sizes, not compiled"
-ROOFLINE = (0.6, 1.8, "a roofline from published figures: podling has nothing measured on this chip")
+ROOFLINE = {
+    "gpu": (0.6, 1.8, "a roofline from published figures: podling has nothing measured on this chip"),
+    "cpu": (0.2, 5.0, "a guess, with the figures of two laptop cores: a CPU is measured, not looked up"),
+}
+CPU_FLOPS, CPU_BYTES_PER_S = {"float32": 180e9, "bfloat16": 20e9}, 28e9
 
 # How often each part's arrays pass through memory, if that were as fast as published: in the programs for v5e, with the
 # cycles that the compiler counts. Arrays of scores, of logits and of parameters are in float32, others in the compute
@@ -35,10 +44,12 @@ OPTIMIZER = 17.9
 """AdamW reads weight, gradient and moments and writes three of them; casts, the norm and the division by the count."""
 ACCUMULATE = 5.9
 """A micro-batch's gradients are added to those before it."""
-EXPOSED, ENTERING = 0.6, 0.8
-"""Of the time that gathered weights and the residual stream (over tensor) travel, the share that is waited for."""
-SLOWNESS = {"v6e": 0.92}
-"""Time of such a pass, in those of v5e at the same bandwidth."""
+EXPOSED, ENTERING = 0.3, 0.67
+"""Of the time that gathered weights, and the residual stream over tensor, travel, the share that is waited for."""
+UNCUT = 1.25
+"""The compiler makes an all-reduce, of twice the bytes, of the qkv kernel's reduce-scatter: a quarter of a layer."""
+SLOWNESS = {"v6e": 0.88}
+"""Time of such a pass on a TPU, with what vector units add, against the passes above; 0.95 for the others."""
 AT_FULL_BANDWIDTH = 0.6
 """Part of the passes that are left where nothing but memory slows them down."""
 
@@ -86,13 +97,14 @@ def estimate_time(
     """
     mine = share(config, layout, itemsize)
     micro = mine.accumulation
+    if chip.platform == "cpu":
+        chip = replace(chip, peak_flops=CPU_FLOPS, hbm_bytes_per_s=CPU_BYTES_PER_S)
     pass_s = _slowness(chip) / chip.hbm_bytes_per_s
     matmul_s = micro * _flops(mine) / (MATMUL * _peak(chip, itemsize))
     compute_s = micro * _stream_bytes(mine) * pass_s
     memory_s = (micro * _micro_bytes(mine) + _step_bytes(mine)) * pass_s
-    hidden_s, waited_s = _links_s(mine, chip, min(joined, target_devices))
-    # Gathered weights travel while a layer is computed, but the table's and the last gradients; what takes longer than
-    # the compute is waited for too.
+    hidden_s, waited_s = _links_s(mine, chip, max(1, target_devices // joined))
+    # Most of the weights are gathered while a layer is computed; what takes longer than that is waited for too.
     late_s = max(EXPOSED * hidden_s, hidden_s - 0.7 * (matmul_s + compute_s + memory_s))
     parts: dict[Kind, float] = {
         "matmul": matmul_s,
@@ -102,7 +114,7 @@ def estimate_time(
     }
     step_s = sum(parts.values())
     if chip.platform != "tpu":
-        low, high, words = ROOFLINE
+        low, high, words = ROOFLINE[chip.platform]
         return StepTime(step_s, (low * step_s, high * step_s), parts, words)
     known = calibration(chip.name)
     span = (known.low / MISSES * step_s, known.high * MISSES * step_s)
@@ -110,7 +122,7 @@ def estimate_time(
 
 
 def _slowness(chip: Chip) -> float:
-    """Time of a pass in those that the compiler counts for v5e.
+    """Time of a pass, of those that the compiler counts for v5e.
 
     Calibration shortens cycles, but no pass through memory: of 8 rows of gpt2 on v5e all but matrix products takes
     135 ms with the cycles as they are, 104 with 0.8 of them, 85 with 0.6 and 76 with 0.4.
@@ -118,7 +130,7 @@ def _slowness(chip: Chip) -> float:
     if chip.platform != "tpu":
         return AT_FULL_BANDWIDTH
     factor = calibration(chip.name).factor
-    return SLOWNESS.get(chip.name, 1.0) * (0.5 + 0.5 * factor**2.6)
+    return SLOWNESS.get(chip.name, 0.95) * (0.5 + 0.5 * factor**2.6)
 
 
 def _peak(chip: Chip, itemsize: int) -> float:
@@ -172,37 +184,32 @@ def _step_bytes(mine: Share) -> float:
     return OPTIMIZER * 4 * mine.held_params
 
 
-def _links_s(mine: Share, chip: Chip, joined: int) -> tuple[float, float]:
+def _links_s(mine: Share, chip: Chip, slices: int) -> tuple[float, float]:
     """Seconds of a step on the links: what is sent while something is computed, and what is waited for."""
-    sizes, model = mine.sizes, mine.model
+    if chip.platform == "cpu":  # emulated devices: what they send stays in one memory
+        return 0.0, 0.0
+    sizes, layers, item = mine.sizes, mine.model.layers, mine.itemsize
+    links = _links(chip, tuple(sizes.items()), slices)
     hidden_s = waited_s = 0.0
-    if (fsdp := sizes["fsdp"]) > 1:
-        # Gathered forward and again backward; gradients reduce-scattered, all in the compute dtype.
-        sent = 3 * mine.itemsize * mine.gathered_params * (fsdp - 1) / fsdp
-        hidden_s = mine.accumulation * sent / _bandwidth(chip, fsdp * sizes["tensor"], fsdp, joined)
-    if (tensor := sizes["tensor"]) > 1:
-        stream = mine.itemsize * mine.tokens * tensor * model.embed * (tensor - 1) / tensor
-        times = 11 if mine.remat == "full" else 10
-        sent = mine.accumulation * model.layers * times * stream
-        waited_s += ENTERING * sent / _bandwidth(chip, tensor, tensor, joined)
-    if (data := sizes["data"]) > 1:
-        gradients = 2 * 4 * mine.held_params
-        inside = max(1, min(data, joined // (fsdp * tensor)))
-        waited_s += gradients * (inside - 1) / inside / _bandwidth(chip, inside, inside, joined)
-        if inside < data:  # what a slice has summed goes to the others in as many parts as it has devices
-            outside = data // inside
-            waited_s += gradients / inside * (outside - 1) / outside / _between(chip)
+    if sizes["fsdp"] > 1:  # layer by layer: gathered forward and again backward, gradients summed and cut
+        whole = item * mine.gathered_params / layers
+        part = whole / sizes["fsdp"]
+        times = mine.accumulation * layers
+        hidden_s = 2 * times * links.seconds("all-gather", ("fsdp",), round(part), round(whole))
+        waited_s += UNCUT * times * links.seconds("reduce-scatter", ("fsdp",), round(whole), round(part))
+    if sizes["tensor"] > 1:
+        part = item * mine.tokens * mine.model.embed
+        times = mine.accumulation * layers * (11 if mine.remat == "full" else 10)
+        each_s = links.seconds("all-gather", ("tensor",), round(part), round(part * sizes["tensor"]))
+        waited_s += ENTERING * times * each_s
+    if sizes["data"] > 1:
+        gradients = 4 * mine.held_params
+        waited_s += links.seconds("all-reduce", ("data",), gradients, gradients)
     return hidden_s, waited_s
 
 
-def _bandwidth(chip: Chip, span: int, group: int, joined: int) -> float:
-    """Bytes a second that a device sends around a ring of `group`, spread over `span` neighbouring devices."""
-    if span > joined:
-        return _between(chip)
-    if chip.platform == "gpu":
-        return chip.links * chip.link_bytes_per_s or float("inf")
-    return chip.link_bytes_per_s * (1 if group == 2 else 2) / chip.devices_per_chip or float("inf")
-
-
-def _between(chip: Chip) -> float:
-    return chip.between_slices_bytes_per_s or chip.link_bytes_per_s or float("inf")
+@lru_cache(maxsize=256)
+def _links(chip: Chip, mesh: tuple[tuple[str, int], ...], slices: int) -> Links:
+    sizes = dict(mesh)
+    # A mesh whose data axis does not go over the slices is reckoned as one that does: the best of what it could be.
+    return join(chip, sizes, slices=math.gcd(slices, sizes["data"]))

@@ -123,10 +123,11 @@ def layer_bytes(mine: Share) -> float:
 
 
 def _gathered_bytes(mine: Share) -> float:
-    """Two layers' gathered weights, one in use and one on its way."""
+    """Two layers' gathered weights, one in use and one on its way, and the gathered table with its gradient."""
     if mine.sizes["fsdp"] == 1:
         return 0.0
-    return 2 * mine.itemsize * mine.gathered_params / mine.model.layers
+    table = padded_vocab(mine.model) * mine.model.embed / mine.sizes["tensor"]
+    return 2 * mine.itemsize * (table + (mine.gathered_params - table) / mine.model.layers)
 
 
 def logits_bytes(mine: Share) -> float:
