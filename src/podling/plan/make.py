@@ -148,7 +148,12 @@ def _plan(
     use = None
     if budget_s is not None:
         use = spend(config, target, step_s, chosen.compile_s, budget_s, data_tokens)
-        config = within(config, use, given)
+        before, config = config.optimizer.warmup_steps, within(config, use, given)
+        if config.optimizer.warmup_steps != before:
+            notes = [
+                *notes,
+                f"the warm-up is cut from {before} steps to {config.optimizer.warmup_steps}, a tenth of the run",
+            ]
     tokens = config.train.steps * config.train.batch_tokens
     params = param_count(config.model)
     epochs = tokens / data_tokens if data_tokens else None

@@ -15,8 +15,8 @@ EXAMPLES = "for example v5e-8, v5e:2x4, 2xv5e-256, h100, 8xh100, cpu"
 APPROXIMATE = {
     # Left to itself, libtpu 0.0.42 gives v4:2x2x1 eight devices; asked for megacore it gives four of 30.75 GiB and
     # counts a matrix product at 7 of a chip's 8 arrays, those of both cores.
-    "v4": "v4 is approximate: podling asks the compiler for the two cores of a chip as one device, as real ones show "
-    "them, but no program so compiled has been set against a real v4: rely on whether it fits, not on the time"
+    "v4": "podling asks the compiler for the two cores of a v4 chip as one device, as real ones show them, but no "
+    "program so compiled has been set against a real one: rely on whether it fits, not on the time"
 }
 
 
