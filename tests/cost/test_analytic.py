@@ -122,7 +122,9 @@ def test_layouts_are_in_the_compilers_order():
     """v5e, 8 rows: dots and full about the same, none a quarter slower; 1024 positions of loss at once faster."""
     none, dots, full = (seconds(replace(EIGHT, remat=remat)) for remat in ("none", "dots", "full"))
     assert none > 1.15 * dots and abs(full / dots - 1) < 0.03
-    assert seconds(replace(EIGHT, loss_chunk=0)) < 0.97 * dots
+    # Smaller chunks of the loss: 256.1 million cycles in chunks of 256, 260.5 in chunks of 128, 241.2 in one piece.
+    chunks = [seconds(replace(EIGHT, loss_chunk=chunk)) / dots for chunk in (128, 0)]
+    assert chunks == pytest.approx([260.5 / 256.1, 241.2 / 256.1], rel=0.01)
     # Eight devices, 64 rows: fsdp before data (its optimizer has an eighth to do), tensor last.
     eight = [seconds(Layout(mesh, 64, 1, "dots", 256), 8) for mesh in ("fsdp=8", "data=8", "fsdp=4,tensor=2")]
     assert eight == sorted(eight)
