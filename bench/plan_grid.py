@@ -19,12 +19,12 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+from podling.cost.records import Layout  # noqa: E402
 from podling.files import show_binary  # noqa: E402
 from podling.parallel.axes import batch_ways, read_mesh  # noqa: E402
 from podling.plan.cache import Programs, default_folder  # noqa: E402
 from podling.plan.compile import Compiler  # noqa: E402
 from podling.plan.make import make_plan  # noqa: E402
-from podling.cost.records import Layout  # noqa: E402
 from podling.plan.search import Limits  # noqa: E402
 from podling.plan.target import parse_target  # noqa: E402
 from podling.presets import preset_config  # noqa: E402

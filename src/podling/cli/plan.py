@@ -186,7 +186,7 @@ def _scaling_problems(args: Args, given: frozenset[str], target: Target | None) 
 
 
 def _plan(asked: _Asked) -> dict[str, Any]:
-    from podling.plan import make
+    from podling.plan import choose, make
     from podling.plan.cache import default_folder
     from podling.plan.record import record
     from podling.plan.search import Limits
@@ -198,7 +198,7 @@ def _plan(asked: _Asked) -> dict[str, Any]:
     scaling = None
     try:
         with reporter.status(f"planning for {target.text}"):
-            planned = make.choose_size if asked.choose_size else make.make_plan
+            planned = choose.choose_size if asked.choose_size else make.make_plan
             plan = planned(asked.config, asked.given, target, asked.budget_s, asked.data_tokens, reporter.say, limits)
             if args.scaling:
                 scaling = _scaled(asked, plan, limits, reporter.say)

@@ -98,7 +98,9 @@ class Compiler:
             self.say(f"measuring this machine: matrix products and memory, for {layout}")
             program = read_program(self.programs.text(key) or "")
             peaks = measure_cpu(program)
-            return hbm_of(program, stats, self.target.device_bytes), cpu_step_time(program, peaks, sizes, stats.temp_bytes)
+            return hbm_of(program, stats, self.target.device_bytes), cpu_step_time(
+                program, peaks, sizes, stats.temp_bytes
+            )
         how = source_hash(READING_SOURCE)
         found = self.programs.reading(key, how)
         if found is None:

@@ -29,8 +29,13 @@ MOST_TENSORS, MOST_OPS, MOST_ROWS = 6, 5, 8
 def seconds(value: float) -> str:
     """'0.254 s', '38 ms', '12.3 s'."""
     if value < 0.1:
-        return f"{value * 1e3:.3g} ms"
-    return f"{value:.3g} s" if value < 100 else f"{value:,.0f} s"
+        return f"{_figures(value * 1e3)} ms"
+    return f"{_figures(value)} s" if value < 99.95 else f"{value:,.0f} s"
+
+
+def _figures(value: float) -> str:
+    """Three of them: 0.200, 1.06, 12.3; a part that takes no time is 0."""
+    return f"{value:#.3g}".rstrip(".") if value else "0"
 
 
 def sizes_table(plan: Plan) -> Table | None:
