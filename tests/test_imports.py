@@ -29,7 +29,7 @@ FLOORS = [
 
 LIGHT = {"config", "errors", "files", "chips", "topology", "presets", "validate", "data", "launch", "cli"}
 LIGHT |= {"__main__", "__init__"}
-LIGHT_FILES = {"cost/records.py", "plan/records.py", "plan/target.py"}
+LIGHT_FILES = {"cost/records.py", "cost/scaling_law.py", "plan/records.py", "plan/target.py", "plan/budget.py"}
 NUMPY_IN_DATA = {"batches.py", "documents.py", "shards.py", "ngram.py"}
 HEAVY = {"jax", "jaxlib", "numpy", "optax", "orbax", "grain", "scipy", "tensorstore"}
 
