@@ -2,16 +2,16 @@
 
 Every instruction of the schedule takes the compiler's own estimate in cycles, times a calibrated factor, but never less
 than its matrix products at peak and its bytes at full bandwidth; the floors alone where there is no estimate. Copies
-and collectives that run beside the compute take what of them is not done when the schedule waits for them: `Lane` has
-how much that is. Loops count their turns, a conditional its longer branch.
+and collectives that run beside the compute take what of them is not done when the schedule waits for them (`lanes`).
+Loops count their turns, a conditional its longer branch.
 """
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from podling.chips import Chip
 from podling.cost.calibration import calibration
+from podling.cost.lanes import Lanes
 from podling.cost.links import Links, join
 from podling.cost.records import KINDS, Kind, OpTime, StepTime
 from podling.hlo.access import hbm_bytes
@@ -24,7 +24,7 @@ from podling.topology import Topology
 KERNEL_EFFICIENCY = 0.5
 """Of the peak, that a custom kernel reaches: it has no estimate but the operations that it states."""
 ON_LINKS = ("all-", "reduce-scatter", "collective-", "ragged-all-to-all")
-COPIES = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start")
+COPIES = ("copy-start", "slice-start", "async-start")
 
 
 def step_time(
@@ -52,7 +52,8 @@ def step_time(
     if chip.platform != "tpu":
         raise ValueError(f"{chip.name} is no TPU")
     known = calibration(chip.name)
-    schedule = _Schedule(program, chip, join(chip, mesh, topology, slices), known.factor if factor is None else factor)
+    used = known.factor if factor is None else factor
+    schedule = _Schedule(program, chip, mesh, join(chip, mesh, topology, slices), used)
     ops = sorted(schedule.run(program.entry, 1), key=lambda op: -op.step_s)
     parts: dict[Kind, float] = {kind: sum(op.step_s for op in ops if op.kind == kind) for kind in KINDS}
     total = sum(parts.values())
@@ -61,56 +62,10 @@ def step_time(
     return StepTime(total, span, parts, "; ".join([words, *schedule.doubts()]), tuple(ops))
 
 
-@dataclass
-class Lane:
-    """A way that transfers take one after another while the schedule goes on; in seconds of its full bandwidth."""
-
-    asked: float = 0.0
-    done: float = 0.0
-
-    def add(self, seconds: float) -> float:
-        """Take on a transfer; returns what `wait` wants to know."""
-        self.asked = max(self.asked, self.done) + seconds
-        return self.asked
-
-    def go_on(self, seconds: float) -> None:
-        """The schedule went on, and left the lane this much of the time."""
-        self.done = min(self.asked, self.done + seconds)
-
-    def wait(self, until: float) -> float:
-        """Seconds until the transfer is through; they pass."""
-        left = max(0.0, until - self.done)
-        self.done += left
-        return left
-
-
-@dataclass
-class _Lanes:
-    """The lanes of one computation that runs step by step."""
-
-    memory: Lane = field(default_factory=Lane)  # between HBM and VMEM
-    links: dict[tuple[str, ...], Lane] = field(default_factory=dict)  # along the mesh axes that are crossed
-    tickets: dict[str, float] = field(default_factory=dict)
-
-    def go_on(self, seconds: float, memory_s: float = 0.0) -> None:
-        """`memory_s` of the time the instruction itself kept the memory busy."""
-        self.memory.go_on(max(0.0, seconds - memory_s))
-        for lane in self.links.values():
-            lane.go_on(seconds)
-
-    def wait(self, lane: Lane, until: float) -> float:
-        """While one lane is waited for, the others go on."""
-        left = lane.wait(until)
-        for other in (self.memory, *self.links.values()):
-            if other is not lane:
-                other.go_on(left)
-        return left
-
-
 class _Schedule:
     """A program's computations, run in the mind."""
 
-    def __init__(self, program: Program, chip: Chip, links: Links, factor: float):
+    def __init__(self, program: Program, chip: Chip, mesh: Mapping[str, int], links: Links, factor: float):
         self.program, self.chip, self.links, self.factor = program, chip, links, factor
         self.silent = 0
         self.matmuls: dict[tuple[str, str], list[Matmul]] = {}
@@ -118,7 +73,7 @@ class _Schedule:
             self.matmuls.setdefault((one.scheduled_in, one.instruction), []).append(one)
         self.starts: dict[tuple[str, str], list[Collective]] = {}
         self.ends: dict[tuple[str, str], list[Collective]] = {}
-        for one in find_collectives(program, _over_slices(links)):
+        for one in find_collectives(program, mesh):
             self.starts.setdefault((one.scheduled_in, one.runs_in[0]), []).append(one)
             self.ends.setdefault((one.scheduled_in, one.runs_in[-1]), []).append(one)
 
@@ -133,20 +88,18 @@ class _Schedule:
 
     def run(self, computation: str, times: int) -> list[OpTime]:
         """Its instructions' times, each `times` times."""
-        lanes, ops = _Lanes(), []
-        for name, instruction in self.program.computations[computation].items():
-            found = self._inside(instruction, computation, times)
-            if found is None:
-                found = self._one(lanes, computation, name, instruction, times)
+        lanes, ops = Lanes(), []
+        for instruction in self.program.computations[computation].values():
+            inside = self._inside(computation, instruction, times)
+            if inside is None:
+                ops += self._one(lanes, computation, instruction, times)
             elif times:
-                lanes.go_on(sum(op.step_s for op in found) / times, self._memory_s(found) / times)
-            ops += found
+                busy = sum(op.times * op.hbm_bytes for op in inside) / self.chip.hbm_bytes_per_s
+                lanes.go_on(sum(op.step_s for op in inside) / times, busy / times)
+                ops += inside
         return ops
 
-    def _memory_s(self, ops: list[OpTime]) -> float:
-        return sum(op.times * op.hbm_bytes for op in ops) / self.chip.hbm_bytes_per_s
-
-    def _inside(self, instruction: Instruction, computation: str, times: int) -> list[OpTime] | None:
+    def _inside(self, computation: str, instruction: Instruction, times: int) -> list[OpTime] | None:
         """The times of what an instruction runs; None for one that is timed itself."""
         called = dict(instruction.calls)
         if instruction.opcode == "while":
@@ -160,51 +113,39 @@ class _Schedule:
             return self.run(called["to_apply"], times)
         return None
 
-    def _one(self, lanes: _Lanes, computation: str, name: str, instruction: Instruction, times: int) -> list[OpTime]:
+    def _one(self, lanes: Lanes, computation: str, instruction: Instruction, times: int) -> list[OpTime]:
+        name, opcode = instruction.name, instruction.opcode
+        begins, ends = (at.get((computation, name), []) for at in (self.starts, self.ends))
+        for one in begins:
+            if one.asynchronous:
+                lanes.send(one.name, one.axes, self.links.of(one))
         ops = []
-        moves = instruction.opcode in COPIES
-        if not instruction.opcode.removesuffix("-start").startswith(ON_LINKS) and not moves:
+        if opcode in COPIES and not begins:
+            lanes.copy(name, hbm_bytes(self.program, computation, instruction) / self.chip.hbm_bytes_per_s)
+        elif opcode.endswith("-done") and not ends and instruction.operands[0] in lanes.tickets:
+            ops.append(self._copied(lanes, computation, instruction, times))
+        elif not opcode.startswith(ON_LINKS) and opcode != "async-start":
             op = self._compute(computation, instruction, times)
-            for one in self.starts.get((computation, name), ()):
-                if one.asynchronous:
-                    self._start(lanes, one)
             if op is not None:
                 ops.append(op)
                 lanes.go_on(op.step_s / max(times, 1), op.hbm_bytes / self.chip.hbm_bytes_per_s)
-        elif moves:
-            moved = hbm_bytes(self.program, computation, instruction)
-            lanes.tickets[name] = lanes.memory.add(moved / self.chip.hbm_bytes_per_s)
-        ops += self._collectives(lanes, computation, name, times)
-        if instruction.opcode.endswith("-done") and instruction.operands[0] in lanes.tickets:
-            ops.append(self._copied(lanes, computation, instruction, times))
-        return ops
+        for one in begins:
+            if not one.asynchronous:  # it runs after what is fused with it
+                lanes.send(one.name, one.axes, self.links.of(one))
+        return ops + [self._collected(lanes, one, times) for one in ends]
 
-    def _start(self, lanes: _Lanes, one: Collective) -> None:
-        lane = lanes.links.setdefault(one.axes, Lane())
-        lanes.tickets[one.name] = lane.add(self.links.of(one))
+    def _collected(self, lanes: Lanes, one: Collective, times: int) -> OpTime:
+        """What is waited for a collective."""
+        waited, on_links = lanes.wait(one.name, one.axes) * times, self.links.of(one) * times
+        floor = 0.0 if one.asynchronous else on_links
+        return OpTime(
+            one.name, one.computation, one.op_name, "collective", times, waited, floor, None, 0, 0, on_links
+        )  # fmt: skip
 
-    def _collectives(self, lanes: _Lanes, computation: str, name: str, times: int) -> list[OpTime]:
-        """What begins here and what is waited for here."""
-        for one in self.starts.get((computation, name), ()):
-            if one.name not in lanes.tickets:
-                self._start(lanes, one)
-        ops = []
-        for one in self.ends.get((computation, name), ()):
-            waited = lanes.wait(lanes.links[one.axes], lanes.tickets.pop(one.name)) * times
-            on_links = self.links.of(one) * times
-            ops.append(
-                OpTime(
-                    one.name, one.computation, one.op_name, "collective", times, waited,
-                    0.0 if one.asynchronous else on_links, None, 0, 0, on_links,
-                )
-            )  # fmt: skip
-        return ops
-
-    def _copied(self, lanes: _Lanes, computation: str, done: Instruction, times: int) -> OpTime:
+    def _copied(self, lanes: Lanes, computation: str, done: Instruction, times: int) -> OpTime:
         """What is waited for a copy between HBM and VMEM."""
         start = self.program.computations[computation][done.operands[0]]
-        waited = lanes.wait(lanes.memory, lanes.tickets.pop(start.name)) * times
-        moved = hbm_bytes(self.program, computation, start)
+        waited, moved = lanes.wait(start.name) * times, hbm_bytes(self.program, computation, start)
         return OpTime(done.name, computation, start.op_name, "memory", times, waited, 0.0, None, 0, moved)
 
     def _compute(self, computation: str, instruction: Instruction, times: int) -> OpTime | None:
@@ -240,11 +181,3 @@ def _kind(took: float, at_peak: float, in_memory: float) -> Kind:
     if max(at_peak, in_memory) < took / 2:
         return "compute"
     return "matmul" if at_peak >= in_memory else "memory"
-
-
-def _over_slices(links: Links) -> dict[str, int]:
-    """The whole mesh."""
-    sizes = dict(links.sizes)
-    outer = next(iter(sizes))
-    sizes[outer] *= links.slices
-    return sizes

@@ -5,11 +5,11 @@ dynamic-update-slice writes its update in place. Arrays in a TPU's VMEM or scala
 """
 
 from podling.hlo.program import Program
-from podling.hlo.text import Computation, Instruction, Shape
+from podling.hlo.text import Computation, Instruction, Shape, root
 
 NOTHING_MOVES = (
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "opt-barrier", "after-all", "partition-id",
-    "replica-id", "while", "conditional", "call", "iota",
+    "replica-id", "while", "conditional", "call",
 )  # fmt: skip
 """Opcodes that move nothing themselves; what the last ones run is counted inside."""
 FREE_TARGETS = ("AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound", "Sharding", "SPMDFullToShardShape")
@@ -26,6 +26,9 @@ def hbm_bytes(program: Program, computation: str, instruction: Instruction) -> i
     here = program.computations[computation]
     if opcode in ("copy-start", "slice-start"):
         return _moved(here, instruction)
+    if opcode == "async-start":
+        called = instruction.calls[0][1]
+        return hbm_bytes(program, called, root(program.computations[called]))
     read = sum(
         _read(program, instruction, place, here[name].shapes)
         for place, name in enumerate(instruction.operands)
@@ -106,7 +109,7 @@ def _written(program: Program, here: Computation, instruction: Instruction) -> i
 def _results(program: Program, computation: str) -> list[int]:
     """Of each result of a fusion, the bytes that are written: all, or the update where the rest stays in place."""
     inside = program.computations[computation]
-    last = next(i for i in inside.values() if i.root)
+    last = root(inside)
     results = [inside[name] for name in last.operands] if last.opcode == "tuple" else [last]
     written: list[int] = []
     for result in results:
