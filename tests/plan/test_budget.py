@@ -40,9 +40,9 @@ def test_the_time_is_spent_to_the_last_step():
     config = config_of("gpt2")
     use = spend(config, parse_target("v5e-8"), 0.8, 42.0, 9 * 3600, 10**9)
     for more in range(4):
-        longer = spend(config, parse_target("v5e-8"), 0.8, 42.0, 9 * 3600 + 0.8 * more, 10**9)
-        assert longer.steps % 250 and longer.steps % 100  # so that one step more would be only that
-        assert total_s(longer) <= longer.budget_s < total_s(longer) + 0.8
+        fewer = spend(config, parse_target("v5e-8"), 0.8, 42.0 + 0.6 * more, 9 * 3600, 10**9)  # each by one step
+        assert fewer.steps % 250 and fewer.steps % 100  # so that one step more would be only that
+        assert total_s(fewer) <= fewer.budget_s < total_s(fewer) + 0.8
     assert use.train_s == use.steps * 0.8 and use.tokens == use.steps * 524288
     assert use.epochs == use.tokens / 1e9
     assert use.start_s == START_S["tpu"] and use.compile_s == pytest.approx(42 * 4 / 3)
