@@ -30,9 +30,10 @@ def splash_flops(heads: int, head: int, context: int, layers: int, rows: int, ag
     return (11 if again else 9) * context**2 * head * heads * layers * rows  # half of 2 x context^2 x head for each
 
 
-def chat(name: str, topology: str, heads: int, rows: int, micro_steps: int, halved: bool = False) -> Case:
-    flops = splash_flops(heads, tpuchat.HEAD, tpuchat.CONTEXT, tpuchat.LAYERS, rows * micro_steps)
-    return Case(name, topology, lambda mesh: tpuchat.build(heads, rows, micro_steps, halved), kernel_flops=flops)
+def chat(name: str, topology: str) -> Case:
+    rows = tpuchat.ROWS * tpuchat.MICRO_STEPS
+    flops = splash_flops(tpuchat.HEADS, tpuchat.HEAD, tpuchat.CONTEXT, tpuchat.LAYERS, rows)
+    return Case(name, topology, lambda mesh: tpuchat.build(), kernel_flops=flops)
 
 
 def pod(name: str, topology: str, model: maxtext.Model, rows: int, keep: bool, mesh: dict[str, int]) -> Case:
@@ -46,16 +47,12 @@ EIGHT = {"data": 8}
 CASES = [
     Case("notebook v3-8", "v3:2x2", lambda mesh: gpt2_notebook.build(72, dropout=False), EIGHT, 0),
     Case("notebook with dropout v3-8", "v3:2x2", lambda mesh: gpt2_notebook.build(72, dropout=True), EIGHT, 0),
-    chat("tpuchat v5e-1", "v5e:1x1", 4, 4, 16),
-    chat("tpuchat v6e-1", "v6e:1x1", 4, 4, 16),
-    chat("tpuchat halved loss v6e-1", "v6e:1x1", 4, 4, 16, halved=True),
-    chat("tpuchat 3 heads, 16 x 4 rows v6e-1", "v6e:1x1", 3, 4, 16),
-    chat("tpuchat 3 heads, 4 rows v6e-1", "v6e:1x1", 3, 4, 1),
-    chat("tpuchat 3 heads, 16 rows v6e-1", "v6e:1x1", 3, 16, 1),
+    Case("notebook on 8 chips v6e-8", "v6e:2x4", lambda mesh: gpt2_notebook.build(72, dropout=False), EIGHT, 0),
+    chat("tpuchat v5e-1", "v5e:1x1"),
+    chat("tpuchat v6e-1", "v6e:1x1"),
     Case("modded-nanogpt 1024 v6e-8", "v6e:2x4", lambda mesh: modded_nanogpt.build(1024), EIGHT),
     Case("modded-nanogpt 2048 v6e-8", "v6e:2x4", lambda mesh: modded_nanogpt.build(2048), EIGHT),
     Case("modded-nanogpt 1024 v5p-16", "v5p:2x2x2", lambda mesh: modded_nanogpt.build(1024), EIGHT),
-    Case("modded-nanogpt 2048 v5p-16", "v5p:2x2x2", lambda mesh: modded_nanogpt.build(2048), EIGHT),
     pod("maxtext 16B v5e-256", "v5e:16x16", maxtext.Model(4096, 64, 28672, 32), 6, False, {"fsdp": 256, "tensor": 1}),
     pod("maxtext 32B v5p-128", "v5p:4x4x4", maxtext.Model(8192, 64, 28672, 32), 7, True, {"fsdp": 16, "tensor": 4}),
     pod(

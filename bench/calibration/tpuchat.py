@@ -1,6 +1,6 @@
 """Stand-in for tpuchat's 160M ablation model, written from its published settings.
 
-8 layers, unrolled; width 1024; 3 or 4 query heads of 256 that share one key and value head; rotary positions; RMSNorm
+8 layers, unrolled; width 1024; 4 query heads of 256 that share one key and value head; rotary positions; RMSNorm
 without weights, on queries and keys too; SwiGLU of 3072; vocabulary 32768, separate head; logits capped at 15 by tanh;
 everything in bfloat16, moments too; splash attention in blocks of 1024; AdamW; rows of 2048 tokens, gradients of
 micro-batches summed in a scan.
@@ -14,17 +14,18 @@ import optax
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-LAYERS, WIDTH, HEAD, MLP, CONTEXT, VOCAB, CAP, BLOCK = 8, 1024, 256, 3072, 2048, 32768, 15.0, 1024
+LAYERS, WIDTH, HEADS, HEAD, MLP, VOCAB = 8, 1024, 4, 256, 3072, 32768
+CONTEXT, ROWS, MICRO_STEPS, CAP, BLOCK = 2048, 4, 16, 15.0, 1024
 
 
-def parameters(heads: int) -> dict[str, Any]:
-    """Shapes of all parameters: 163.6M with 4 heads, 159.4M with 3."""
+def parameters() -> dict[str, Any]:
+    """Shapes of all parameters: 163.6M."""
     leaf = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)  # noqa: E731
     layer = {
-        "q": leaf(WIDTH, heads, HEAD),
+        "q": leaf(WIDTH, HEADS, HEAD),
         "k": leaf(WIDTH, 1, HEAD),
         "v": leaf(WIDTH, 1, HEAD),
-        "out": leaf(heads, HEAD, WIDTH),
+        "out": leaf(HEADS, HEAD, WIDTH),
         "gate": leaf(WIDTH, MLP),
         "up": leaf(WIDTH, MLP),
         "down": leaf(MLP, WIDTH),
@@ -45,11 +46,11 @@ def rotate(x: jax.Array) -> jax.Array:
     return jnp.concatenate([a * cos + b * sin, b * cos - a * sin], axis=-1)
 
 
-def hidden(params: Any, tokens: jax.Array, heads: int) -> jax.Array:
+def hidden(params: Any, tokens: jax.Array) -> jax.Array:
     sizes = {
         name: BLOCK for name in ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq")
     }
-    mask = masks.MultiHeadMask([masks.CausalMask((CONTEXT, CONTEXT))] * heads)
+    mask = masks.MultiHeadMask([masks.CausalMask((CONTEXT, CONTEXT))] * HEADS)
     attention = splash.make_splash_mha(mask, head_shards=1, q_seq_shards=1, block_sizes=splash.BlockSizes(**sizes))
     x = norm(params["token"][tokens])
     for layer in params["layers"]:
@@ -62,53 +63,29 @@ def hidden(params: Any, tokens: jax.Array, heads: int) -> jax.Array:
     return norm(x)
 
 
-def whole_loss(h: jax.Array, head: jax.Array, targets: jax.Array) -> jax.Array:
+def loss_from(h: jax.Array, head: jax.Array, targets: jax.Array) -> jax.Array:
     """All logits at once, in float32."""
     logits = CAP * jnp.tanh(jnp.einsum("btd,dv->btv", h, head).astype(jnp.float32) / CAP)
     return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
 
 
-def halved_loss(h: jax.Array, head: jax.Array, targets: jax.Array) -> jax.Array:
-    """The vocabulary in two parts, logits in bfloat16."""
-    part = VOCAB // 2
-    total, found = jnp.full(targets.shape, -jnp.inf), jnp.zeros(targets.shape)
-    for start in (0, part):
-        logits = CAP * jnp.tanh(jnp.einsum("btd,dv->btv", h, head[:, start : start + part]) / CAP)
-        total = jnp.logaddexp(total, jax.nn.logsumexp(logits, axis=-1))
-        here = (targets >= start) & (targets < start + part)
-        score = jnp.take_along_axis(logits, jnp.where(here, targets - start, 0)[..., None], axis=-1)[..., 0]
-        found = found + jnp.where(here, score, 0.0)
-    return jnp.mean(total - found)
-
-
-def build(heads: int, rows: int, micro_steps: int, halved: bool) -> tuple[Any, Any, Any, Any]:
-    """The step (parameters, moments, batch) -> the same and the loss, and the shapes of its arguments.
-
-    Args:
-        heads: of queries.
-        rows: of one micro-batch.
-        micro_steps: micro-batches in a step.
-        halved: which loss.
-    """
+def build() -> tuple[Any, Any, Any, Any]:
+    """The step (parameters, moments, batch) -> the same and the loss, and the shapes of its arguments."""
     optimizer = optax.adamw(1e-4, b1=0.9, b2=0.95, weight_decay=0.1)
-    loss_from = halved_loss if halved else whole_loss
 
     def loss_of(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
-        return loss_from(hidden(params, batch["inputs"], heads), params["head"], batch["targets"])
+        return loss_from(hidden(params, batch["inputs"]), params["head"], batch["targets"])
 
     def step(params: Any, moments: Any, batch: dict[str, jax.Array]) -> tuple[Any, Any, jax.Array]:
         def add(total: Any, micro: dict[str, jax.Array]) -> tuple[Any, jax.Array]:
             loss, gradients = jax.value_and_grad(loss_of)(params, micro)
             return jax.tree.map(jnp.add, total, gradients), loss
 
-        if micro_steps > 1:
-            gradients, losses = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), batch)
-            gradients, loss = jax.tree.map(lambda leaf: leaf / micro_steps, gradients), losses.mean()
-        else:
-            loss, gradients = jax.value_and_grad(loss_of)(params, jax.tree.map(lambda leaf: leaf[0], batch))
+        gradients, losses = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), batch)
+        gradients = jax.tree.map(lambda leaf: leaf / MICRO_STEPS, gradients)
         updates, moments = optimizer.update(gradients, moments, params)
-        return optax.apply_updates(params, updates), moments, loss
+        return optax.apply_updates(params, updates), moments, losses.mean()
 
-    shapes = parameters(heads)
-    tokens = jax.ShapeDtypeStruct((micro_steps, rows, CONTEXT), jnp.int32)
+    shapes = parameters()
+    tokens = jax.ShapeDtypeStruct((MICRO_STEPS, ROWS, CONTEXT), jnp.int32)
     return step, shapes, jax.eval_shape(optimizer.init, shapes), {"inputs": tokens, "targets": tokens}
