@@ -115,10 +115,12 @@ def test_a_loop_of_unknown_length_is_said():
 
 def test_a_conditional_takes_its_longer_branch():
     def branch(name: str, count: int) -> str:
-        parameter = f"  %p = {NEAR} parameter(0)"
-        return f"%{name} (p: f32[250]) -> f32[250] {{\n{parameter}\n  ROOT %{name}.r = {NEAR} tanh(%p), {cycles(count)}\n}}\n"
+        last = f"  ROOT %{name}.r = {NEAR} tanh(%p), {cycles(count)}"
+        return f"%{name} (p: f32[250]) -> f32[250] {{\n  %p = {NEAR} parameter(0)\n{last}\n}}\n"
 
-    line = f"  %k = s32[]{{:S(6)}} constant(0)\n  ROOT %c = {NEAR} conditional(%k, %n, %n), branch_computations={{%one, %two}}"
+    line = f"""\
+  %k = s32[]{{:S(6)}} constant(0)
+  ROOT %c = {NEAR} conditional(%k, %n, %n), branch_computations={{%one, %two}}"""
     step = timed(line, branch("one", 2000) + branch("two", 7000))
     assert step.step_s == pytest.approx(7 * US)
     assert [op.name for op in step.ops] == ["two.r"]

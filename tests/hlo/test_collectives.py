@@ -119,6 +119,7 @@ def test_start_and_done_are_one_asynchronous_collective():
     assert reduce.operand_bytes == reduce.result_bytes == 8
     assert (permute.kind, permute.axes, permute.asynchronous) == ("collective-permute", ("fsdp",), True)
     assert permute.result_bytes == 8
+    assert gather.scheduled_in == "main" and gather.runs_in == ("all-gather-start", "all-gather-done")
 
 
 def test_a_chain_of_fusions_is_one_asynchronous_gather_and_an_all_reduce_scatter_is_a_reduce_scatter():
@@ -128,6 +129,8 @@ def test_a_chain_of_fusions_is_one_asynchronous_gather_and_an_all_reduce_scatter
     assert (scatter.kind, scatter.axes, scatter.times, scatter.asynchronous) == ("reduce-scatter", ("fsdp",), 1, False)
     assert (scatter.operand_bytes, scatter.result_bytes) == (96 + 16, 48 + 8)
     assert scatter.op_name == "jit(f)/dot"
+    assert gather.scheduled_in == "main" and gather.runs_in == ("fusion.1", "fusion.2", "fusion.3")
+    assert scatter.runs_in == ("fusion.4",)
 
 
 def test_an_all_reduce_of_which_more_is_kept_than_a_slice_is_none():

@@ -65,6 +65,19 @@ def test_bytes_of_a_shape(text: str, size_bytes: int):
     assert sum(shape.bytes for shape in read_shapes(text)) == size_bytes
 
 
+def test_where_an_array_lies_and_what_its_tiles_take():
+    near, scalar, plain, tiled, row = read_shapes(
+        "(bf16[8,12,64]{2,1,0:T(8,128)(2,1)S(1)}, s32[]{:T(128)S(6)}, f32[5,3]{1,0}, f32[9,130]{0,1:T(8,128)},"
+        " f32[12,3,768]{2,1,0:T(4,128)})"
+    )
+    assert [one.space for one in (near, scalar, plain, tiled, row)] == [1, 6, 0, 0, 0]
+    assert near.padded_bytes == 8 * 16 * 128 * 2  # 12 x 64 in tiles of 8 x 128
+    assert scalar.padded_bytes == 4 and plain.padded_bytes == plain.bytes == 60
+    assert tiled.padded_bytes == 136 * 128 * 4  # the first axis is the fastest
+    assert row.padded_bytes == 12 * 4 * 768 * 4
+    assert near == Shape("bf16", (8, 12, 64))  # the same array wherever it lies
+
+
 def test_every_instruction_of_a_compiled_program_is_read():
     def f(x):
         y, _ = jax.lax.scan(lambda c, _: (jnp.tanh(c @ x), None), x, None, length=3)

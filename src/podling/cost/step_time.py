@@ -67,7 +67,8 @@ class _Schedule:
 
     def __init__(self, program: Program, chip: Chip, mesh: Mapping[str, int], links: Links, factor: float):
         self.program, self.chip, self.links, self.factor = program, chip, links, factor
-        self.silent = 0
+        self.silent = 0  # custom kernels that state no operations
+        self.unknown_loops: list[str] = []
         self.matmuls: dict[tuple[str, str], list[Matmul]] = {}
         for one in find_matmuls(program):
             self.matmuls.setdefault((one.scheduled_in, one.instruction), []).append(one)
@@ -80,8 +81,8 @@ class _Schedule:
     def doubts(self) -> list[str]:
         """What was not known and how it was counted, in words."""
         said = []
-        if self.program.unknown_loops:
-            said.append(f"loops of unknown length counted once: {', '.join(self.program.unknown_loops)}")
+        if self.unknown_loops:
+            said.append(f"loops of unknown length counted once: {', '.join(self.unknown_loops)}")
         if self.silent:
             said.append(f"{self.silent} custom kernels state no operations: counted by their bytes alone")
         return said
@@ -104,7 +105,9 @@ class _Schedule:
         called = dict(instruction.calls)
         if instruction.opcode == "while":
             turns = self.program.trip_count(computation, instruction)
-            turns = 1 if turns is None else turns
+            if turns is None:
+                self.unknown_loops.append(instruction.name)
+                turns = 1
             return self.run(called["body"], times * turns) + self.run(called["condition"], times * (turns + 1))
         if instruction.opcode == "conditional":
             branches = [self.run(branch, times) for _, branch in instruction.calls]
