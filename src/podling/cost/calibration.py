@@ -92,12 +92,11 @@ def calibration(chip_name: str) -> Calibration:
         alone = [_miss(one, one.shared_s) for one in own if one.left_out_s is None]
         miss = max(LEAST_MISS, *new_program, *alone)
         steps = "one step" if len(own) == 1 else f"{len(own)} steps"
-        words = (
-            f"calibrated on {steps} measured on {chip_name}; new programs were missed by up to {math.expm1(miss):.0%}"
-        )
+        words = f"calibrated on {steps} measured on {chip_name}, give or take {math.expm1(miss):.0%}"
         return _given(own, miss, words)
-    words = f"uncalibrated: no step on {chip_name} was measured in public, the factor is the one of all other chips"
-    return _given(everything, UNCALIBRATED * max(LEAST_MISS, *new_program, *new_chip), words)
+    miss = UNCALIBRATED * max(LEAST_MISS, *new_program, *new_chip)
+    words = f"uncalibrated: no step on {chip_name} was measured in public; give or take {math.expm1(miss):.0%}"
+    return _given(everything, miss, words)
 
 
 def _given(on: Iterable[Measured], miss: float, words: str) -> Calibration:
