@@ -32,17 +32,17 @@ def test_the_answer_comes_first_and_nothing_is_left_out():
     lines = shown(plan()).splitlines()
     assert lines[0] == "gpt2, 124M parameters, on v5e-8 (8 x v5e)"
     assert lines[1] == "fits: 6.00 GiB of 15.75 GiB on each device, 9.75 GiB to spare"
-    assert lines[2] == "step: 0.5 s (0.4 s to 0.6 s), 1.05M tokens/s, MFU 41.2%"
+    assert lines[2] == "step: 0.500 s (0.400 s to 0.600 s), 1.05M tokens/s, MFU 41.2%"
     assert lines[3] == "layout: data=8, 8 x 64 rows, remat dots, loss chunks of 256"
     text = flat(" ".join(lines))
     for words in (
         "within 20% of two runs",
         "4 programs compiled now",
         "params.blocks.mlp_up parameters f32[12,768,3072] 108.0 MiB",
-        "jvp(mlp)/dot_general matmul 12 0.2 s",
+        "jvp(mlp)/dot_general matmul 12 0.200 s",
         "copy.3 memory",
-        "matrix products 0.3 s",
-        "waiting for collectives 50 ms",
+        "matrix products 0.300 s",
+        "waiting for collectives 50.0 ms",
         "9:00:00: starting 1:00, compiling 0:45, training 8:38:15, evaluating 15:00, checkpoints 5:00",
         "32.6B tokens in 62,190 steps, 3.26 epochs of the data",
         "held-out loss of 3.05 to 3.21 nats/token: Hoffmann et al. 2022; missed two public runs by up to 3%",
@@ -58,7 +58,7 @@ def test_the_answer_comes_first_and_nothing_is_left_out():
 def test_runners_up_stand_below_the_chosen_with_what_they_lose():
     rows = [line.split() for line in shown(plan()).splitlines()]
     chosen = next(row for row in rows if row[:1] == ["data=8"])
-    assert chosen == ["data=8", "8", "x", "64", "dots", "256", "6.00", "GiB", "0.5", "s", "chosen"]
+    assert chosen == ["data=8", "8", "x", "64", "dots", "256", "6.00", "GiB", "0.500", "s", "chosen"]
     assert next(row for row in rows if row[:1] == ["fsdp=8"])[-1] == "+10%"
     whole = next(row for row in rows if row[:1] == ["data=2,fsdp=4"])
     assert whole[1:4] == ["64", "dots", "-"] and whole[-1] == "+40%"
@@ -125,7 +125,16 @@ def test_words_for_every_kind_and_category():
 
 
 @pytest.mark.parametrize(
-    ("value", "words"), [(0.0123, "12.3 ms"), (0.2545, "0.255 s"), (12.34, "12.3 s"), (1234.5, "1,234 s")]
+    ("value", "words"),
+    [
+        (0.0123, "12.3 ms"),
+        (0.0, "0 ms"),
+        (0.2, "0.200 s"),
+        (99.99, "100 s"),
+        (0.2545, "0.255 s"),
+        (12.34, "12.3 s"),
+        (1234.5, "1,234 s"),
+    ],
 )
 def test_seconds(value, words):
     assert seconds(value) == words
