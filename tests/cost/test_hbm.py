@@ -60,6 +60,24 @@ def test_what_shares_an_operands_memory_is_not_counted_twice():
     assert "hidden" not in held(read_program(shared))  # it lies where the stream was
 
 
+@pytest.mark.parametrize(
+    "update",
+    [
+        "%kept = STACK dynamic-update-slice(%kept.0, %first, %zero.1, %zero.1, %zero.1, %zero.1)",
+        "%pair.1 = (STACK, bf16[8,128,512]{2,1,0}) fusion(%kept.0, %zero.1, %last), kind=kOutput, calls=%fused_hidden\n"
+        "  %kept = STACK get-tuple-element(%pair.1), index=0",
+    ],
+)
+def test_a_piece_replaced_is_not_a_new_array(update):
+    stack = "bf16[4,8,128,512]{3,2,1,0:T(8,128)(2,1)}"
+    line = f"%kept = {stack} get-tuple-element(%layers), index=2"
+    assert line in TEXT
+    piece = '%first = bf16[1,8,128,512]{3,2,1,0} custom-call(%last), custom_call_target="product"'
+    before = f"%kept.0 = {stack} get-tuple-element(%layers), index=2\n  {piece}\n  "
+    text = TEXT.replace(line, before + update.replace("STACK", stack))
+    assert held(read_program(text)) == held(read_program(TEXT))
+
+
 def test_padding_to_whole_tiles_counts():
     narrow = TEXT.replace("8,128,256", "8,128,200")
     assert held(read_program(narrow))["logits"] == 8 * 128 * 256 * 4
@@ -109,7 +127,7 @@ def test_a_weight_gathered_over_devices_is_a_parameter_and_its_gradient_a_gradie
     gathered = '  %whole = bf16[256,512]{1,0:T(8,128)(2,1)} custom-call(%param_embed), custom_call_target="gather"\n'
     text = TEXT.replace("num_partitions=1", "num_partitions=4").replace("  %logits = ", gathered + "  %logits = ")
     text = text.replace("custom-call(%fast, %param_embed)", "custom-call(%fast, %param_embed, %whole)")
-    text = text.replace("custom-call(%logits), custom", "custom-call(%logits, %whole), custom")
+    text = text.replace("custom-call(%logits, %fast)", "custom-call(%logits, %fast, %whole)")
     found = hbm_of(read_program(text), MemoryStats(0, 0, 0, 0, 0), 1)
     names = {tensor.name: tensor.category for tensor in found.largest}
     assert names["params.token_embed, gathered, in bf16"] == "parameters"
