@@ -54,9 +54,8 @@ def fullest(program: Program) -> Moment:
     for instruction in entry.values():
         if instruction.opcode == "parameter":
             arguments += [_new(shape, instruction, program.entry) for shape in instruction.shapes if shape.space == 0]
-    moment = _Walk(program, program.entry, None, {(a.made_by.name): a for a in arguments}).fullest()
     # Arguments stay to the end: they are donated and written over, or the caller's.
-    others = [buffer for buffer in moment if not buffer.argument]
+    others = _Walk(program, program.entry, None, {one.made_by.name: one for one in arguments}).fullest()
     return Moment((*arguments, *others))
 
 
