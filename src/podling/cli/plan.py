@@ -186,8 +186,9 @@ def _scaling_problems(args: Args, given: frozenset[str], target: Target | None) 
 
 
 def _plan(asked: _Asked) -> dict[str, Any]:
-    from podling.plan import choose, make
     from podling.plan.cache import default_folder
+    from podling.plan.choose import choose_size
+    from podling.plan.make import make_plan
     from podling.plan.record import record
     from podling.plan.search import Limits
     from podling.train.progress import make_reporter
@@ -198,8 +199,8 @@ def _plan(asked: _Asked) -> dict[str, Any]:
     scaling = None
     try:
         with reporter.status(f"planning for {target.text}"):
-            planned = choose.choose_size if asked.choose_size else make.make_plan
-            plan = planned(asked.config, asked.given, target, asked.budget_s, asked.data_tokens, reporter.say, limits)
+            make = choose_size if asked.choose_size else make_plan
+            plan = make(asked.config, asked.given, target, asked.budget_s, asked.data_tokens, reporter.say, limits)
             if args.scaling:
                 scaling = _scaled(asked, plan, limits, reporter.say)
     finally:
