@@ -108,6 +108,7 @@ def test_the_sizes_compared_are_shown_with_the_chosen_first():
     assert first == ["gpt2", "124M", "32.6B", "1.05M", "3.05", "to", "3.21", "chosen"]
     assert next(row for row in rows if row[:1] == ["gpt2-medium"])[-1] == "est."
     assert "does not fit" in next(line for line in text.splitlines() if line.startswith("gpt2-xl"))
+    assert record(plan(sizes=sizes))["model"] == "gpt2"
     assert [size["name"] for size in record(plan(sizes=sizes))["sizes"]] == ["gpt2", "gpt2-medium", "gpt2-xl"]
 
 
@@ -163,3 +164,14 @@ def test_without_a_budget_the_tokens_are_the_configurations_own():
     assert found["train_s"] == pytest.approx(19073 * 0.5)
     text = flat(shown(plan(budget=None)))
     assert "the 19,073 steps of the configuration, 10.0B tokens, take 2:38:56 (--budget TIME plans a session)" in text
+
+
+def test_a_model_of_another_shape_is_not_called_by_its_presets_name():
+    config = plan().config
+    wider = replace(config, model=replace(config.model, layers=6, embed=1536))
+    name = "gpt2 with 6 layers, 12 heads, embed 1536, mlp 3072"
+    assert shown(plan(config=wider)).startswith(f"{name}, ") and record(plan(config=wider))["model"] == name
+    sizes = (Size("gpt2-45m", 45_000_000, 1, 1.0, None, True, True),)
+    assert record(plan(config=wider, sizes=sizes))["model"] == "gpt2-45m"
+    longer = replace(config, model=replace(config.model, context=2048, dropout=0.1, vocab_size=300))
+    assert record(plan(config=longer))["model"] == "gpt2"  # its shape is

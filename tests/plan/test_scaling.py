@@ -72,7 +72,7 @@ def test_each_size_is_planned_once_for_each_batch():
             target=target, config=config, chosen=option(f"data={target.devices}"), tokens_per_s=1e5 * target.devices
         )
 
-    found = scale(CONFIG, parse_target("v5e-8"), plan_of, said.append)
+    found = scale("gpt2", CONFIG, parse_target("v5e-8"), plan_of, said.append)
     assert len(asked) == len(set(asked)) == 15 == len(said)  # at the target's own size both curves are one plan
     assert ("v5e-16", 524288) in asked and ("v5e-16", 1048576) in asked
     assert [p.batch_tokens for p in found.strong] == [524288] * 8

@@ -219,6 +219,7 @@ def _plan(asked: _Asked) -> dict[str, Any]:
 def _scaled(asked: _Asked, plan: Any, limits: Any, say: Callable[[str], None]) -> Any:
     """The plan's model on every size of its chip; the plan itself is one of the points."""
     from podling.plan.make import make_plan
+    from podling.plan.record import model_name
     from podling.plan.scaling import scale
 
     config = replace(plan.config, run=replace(plan.config.run, mesh="auto"))
@@ -230,7 +231,7 @@ def _scaled(asked: _Asked, plan: Any, limits: Any, say: Callable[[str], None]) -
             return plan
         return make_plan(other, asked.given, target, None, None, say, fewer)
 
-    return scale(config, asked.target, plan_of, say)
+    return scale(model_name(plan), config, asked.target, plan_of, say)
 
 
 def _show(plan: Any, scaling: Any) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 from podling.config import Config
 from podling.cost.records import Hbm, StepTime
 from podling.plan.records import Option, Plan
+from podling.presets import PRESETS
 
 MOST_OPS = 20  # of the thousands that a step may have
 
@@ -21,7 +22,8 @@ def record(plan: Plan) -> dict[str, Any]:
         "devices": plan.target.devices,
         "slices": plan.target.slices,
         "approximate": plan.target.approximate,
-        "model": config.model.preset,
+        "model": model_name(plan),
+        "preset": config.model.preset,
         "params": plan.params,
         **_option(plan.chosen),
         "tokens_per_s": plan.tokens_per_s,
@@ -42,6 +44,18 @@ def record(plan: Plan) -> dict[str, Any]:
         "plan_s": plan.plan_s,
         "notes": list(plan.notes),
     }
+
+
+def model_name(plan: Plan) -> str:
+    """The preset's or the size's name; a preset with another shape is called by that shape."""
+    model = plan.config.model
+    if plan.sizes:
+        return plan.sizes[0].name
+    known = PRESETS[model.preset].config.model if model.preset in PRESETS else None
+    shape = (model.layers, model.heads, model.embed, model.mlp)
+    if known and shape == (known.layers, known.heads, known.embed, known.mlp):
+        return model.preset
+    return f"{model.preset} with {model.layers} layers, {model.heads} heads, embed {model.embed}, mlp {model.mlp}"
 
 
 def own_steps(config: Config) -> tuple[int, int]:

@@ -95,10 +95,11 @@ def weak_batch(config: Config, target: Target, devices: int) -> int:
     return rows * devices * config.model.context
 
 
-def scale(config: Config, target: Target, plan_of: PlanOf, say: Callable[[str], None]) -> Scaling:
+def scale(name: str, config: Config, target: Target, plan_of: PlanOf, say: Callable[[str], None]) -> Scaling:
     """Plan every size of the target's chip, with the one batch and with a batch that grows.
 
     Args:
+        name: of the model, for people.
         config: resolved; its batch is that of the strong curve.
         target: whose rows a device the weak curve keeps.
         plan_of: plans a configuration on a target.
@@ -117,7 +118,7 @@ def scale(config: Config, target: Target, plan_of: PlanOf, say: Callable[[str], 
             points.append(
                 same or _point(replace(config, train=replace(config.train, batch_tokens=tokens)), size, plan_of)
             )
-    return Scaling(config.model.preset, target.chip.name, tuple(curves["strong"]), tuple(curves["weak"]))
+    return Scaling(name, target.chip.name, tuple(curves["strong"]), tuple(curves["weak"]))
 
 
 def _point(config: Config, target: Target, plan_of: PlanOf) -> Point:

@@ -51,7 +51,9 @@ def sizes_table(plan: Plan) -> Table | None:
             continue
         loss = "{:.2f} to {:.2f}".format(*size.loss_range) if size.loss_range else "-"
         chosen = size is plan.sizes[0]
-        mark = "chosen" if chosen else "" if size.compiled else "est."
+        # Where nothing is compiled the plan says so once, for all of them.
+        guessed = not size.compiled and plan.chosen.hbm.source == "compiler"
+        mark = "chosen" if chosen else "est." if guessed else ""
         row = (size.name, count(size.params), count(size.tokens), count(size.tokens_per_s), loss, mark)
         table.add_row(*row, style="bold" if chosen else "")
     return table

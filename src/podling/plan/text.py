@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from podling.files import show_binary
-from podling.plan.record import own_steps
+from podling.plan.record import model_name, own_steps
 from podling.plan.records import Plan
 from podling.plan.tables import (
     memory_table,
@@ -53,7 +53,7 @@ def show(plan: Plan, console: Console) -> None:
 def title(plan: Plan) -> str:
     """`gpt2, 124M parameters, on v5e-8 (8 x v5e)`."""
     many = f" ({plan.target.devices} x {plan.target.chip.name})" if plan.target.devices > 1 else ""
-    return f"{plan.config.model.preset}, {count(plan.params)} parameters, on {plan.target.text}{many}"
+    return f"{model_name(plan)}, {count(plan.params)} parameters, on {plan.target.text}{many}"
 
 
 def _answer(plan: Plan) -> list[tuple[str, str]]:
