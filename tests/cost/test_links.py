@@ -6,6 +6,7 @@ import pytest
 
 from podling.chips import CHIPS
 from podling.cost.links import HOP_S, Links, join
+from podling.cost.routes import Grid
 from podling.errors import InputError
 from podling.topology import Topology, compiler_missing, parse_topology, placed
 
@@ -51,7 +52,7 @@ def test_a_plane_without_rings_has_two_links_at_a_corner():
 
 def test_a_line_has_one_way_less():
     # The four chips of one column of 2 x 4, when the axis of two lies across.
-    line = Links(V5E, mesh(data=4), 1, tuple(Topology("v5e", (4, 1)).in_order()), (4, 1, 1), (False,) * 3)
+    line = Links(V5E, mesh(data=4), 1, tuple(Topology("v5e", (4, 1)).in_order()), Grid((4, 1, 1), (False,) * 3, 1))
     assert reduced(line, ("data",)) == pytest.approx(2 * (3 / 4 * MIB / W + 3 * HOP_S))
 
 
@@ -63,11 +64,25 @@ def test_neighbours_have_the_link_between_them():
 def test_groups_that_cross_share_links():
     # Along x every second chip is in the same group: both groups' rings go over the same links.
     chips = Topology("v5e", (16, 1)).in_order()
-    apart = Links(V5E, mesh(data=8, fsdp=2), 1, tuple(chips), (16, 1, 1), (True, False, False))
-    together = Links(V5E, mesh(data=2, fsdp=8), 1, tuple(chips), (16, 1, 1), (True, False, False))
+    apart = Links(V5E, mesh(data=8, fsdp=2), 1, tuple(chips), Grid((16, 1, 1), (True, False, False), 1))
+    together = Links(V5E, mesh(data=2, fsdp=8), 1, tuple(chips), Grid((16, 1, 1), (True, False, False), 1))
     gathered = apart.seconds("all-gather", ("data",), MIB, 8 * MIB)
     assert gathered == pytest.approx(7 * MIB / W + 8 * HOP_S)  # 2 ways, shared by 2
     assert together.seconds("all-gather", ("fsdp",), MIB, 8 * MIB) == pytest.approx(7 * MIB / W + 7 * HOP_S)  # a line
+
+
+def test_pairs_apart_share_the_links_between_them():
+    line = Links(
+        V5E, mesh(data=2, fsdp=2), 1, tuple(Topology("v5e", (4, 1)).in_order()), Grid((4, 1, 1), (False,) * 3, 1)
+    )
+    assert line.seconds("all-gather", ("data",), MIB, 2 * MIB) == pytest.approx(2 * MIB / W + 2 * HOP_S)
+
+
+def test_most_of_the_data_goes_along_the_axis_that_is_fast():
+    # data=32 on 16 x 16: a ring of 16 along y, whole; then a sixteenth of it across half of x, where 8 groups share.
+    links = on("v5e:16x16", mesh(data=32, fsdp=8))
+    gathered = links.seconds("all-gather", ("data",), MIB, 32 * MIB)
+    assert gathered == pytest.approx(32 * MIB * (15 / 16 / (2 * W) + 1 / 16 / 2 * 8 / W) + 16 * HOP_S)
 
 
 def test_an_all_to_all_is_bound_by_the_cut_through_the_middle():
@@ -99,6 +114,9 @@ def test_slices_meet_in_the_data_centre():
     assert reduced(links, ("data", "fsdp")) == pytest.approx(within + 2 * (MIB / 8) / 2 / 2e9)
     assert reduced(links, ("data",)) == pytest.approx(2 * MIB / 2 / 2e9)
     assert reduced(links, ("fsdp",)) == pytest.approx(within)
+    # Half of what is exchanged stays in the slice.
+    exchanged = links.seconds("all-to-all", ("data", "fsdp"), MIB, MIB)
+    assert exchanged == pytest.approx(MIB / 2 * 4 / 2 / 2 / W + 4 * HOP_S + MIB / 2 / 2e9)
 
 
 def test_a_switch_takes_all_links_of_a_card():

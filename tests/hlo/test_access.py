@@ -60,6 +60,7 @@ ENTRY %main (x: f32[12,64], y: f32[100,64], i: s32[], j: s32[8]) -> f32[12,64] {
   %slice-start = ((f32[100,64]{1,0}), f32[10,64]{1,0:S(1)}, s32[]{:S(2)}) slice-start(%y), slice={[0:10], [0:64]}
   %slice-done = f32[10,64]{1,0:S(1)} slice-done(%slice-start)
   %between = (f32[10,64]{1,0}, f32[10,64]{1,0:S(1)}, u32[]{:S(2)}) copy-start(%slice-done)
+  %far = (f32[10,64]{1,0}, f32[10,64]{1,0}, u32[]{:S(2)}) copy-start(%slice-done)
   %wrap-start = ((f32[12,64]{1,0}), f32[12,64]{1,0:S(1)}, u32[]{:S(2)}) async-start(%x), calls=%wrapped
   %room = f32[12,64] custom-call(), custom_call_target="AllocateBuffer"
   %t = (f32[12,64], f32[12,64]) tuple(%x, %room)
@@ -81,6 +82,7 @@ STACK, LAYER = 12 * 64 * 4, 64 * 4
         ("copy-start", STACK), ("copy-done", 0),
         ("slice-start", 10 * LAYER),
         ("between", 10 * LAYER),
+        ("far", 2 * 10 * LAYER),  # from one place in memory to another
         ("wrap-start", STACK),
         ("room", 0), ("t", 0), ("x", 0),
         ("updated", 2 * LAYER),

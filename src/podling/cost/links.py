@@ -6,14 +6,14 @@ whose ways cross share links. Algorithms and their bytes: Chan et al. 2007 (ring
 Your Model" (tori, all-to-all, and about a microsecond for each link that a message passes).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import prod
-from types import SimpleNamespace
 
 from podling.chips import Chip
+from podling.cost.routes import Grid, Route, arranged
 from podling.errors import InputError, Problem
 from podling.hlo.collectives import Collective
 from podling.topology import Placed, Topology, parse_topology
@@ -22,18 +22,6 @@ HOP_S = 1e-6
 DIRECT = ("all-to-all", "ragged-all-to-all", "collective-permute")
 """Kinds in which every byte has one place to go to."""
 NO_RINGS = (False, False, False)
-Coords = tuple[int, int, int]
-Link = tuple[Coords, Coords]
-
-
-@dataclass(frozen=True)
-class Route:
-    """How the devices of one group, in one slice, reach one another."""
-
-    devices: int
-    streams: float  # links that a device's data goes over at once
-    hops: float  # links that a message passes on its way round
-    spread: float  # of an all-to-all: link's loads of what a device sends, over the fullest link
 
 
 @dataclass(frozen=True)
@@ -44,8 +32,7 @@ class Links:
     sizes: dict[str, int]  # of the mesh within one slice
     slices: int
     places: tuple[Placed, ...]  # of that mesh's devices, in its order; empty where a switch joins them
-    sides: tuple[int, int, int]  # chips along x, y, z
-    rings: tuple[bool, bool, bool]  # whether they close
+    grid: Grid
 
     def seconds(self, kind: str, axes: Sequence[str], operand_bytes: int, result_bytes: int) -> float:
         """Time of one collective with nothing else on the links.
@@ -101,14 +88,7 @@ class Links:
             return Route(1, 1, 0, 0)
         if not self.places:
             return Route(n, self.chip.links, 2, (n - 1) / n / self.chip.links)
-        groups = self._groups(axes)
-        routes = [self._round(groups), self._round([sorted(group, key=_snake) for group in groups])]
-        whole = self._torus(groups[0]) if all(map(self._is_torus, groups)) else None
-        if whole:
-            routes.append(whole)
-        return Route(
-            n, max(r.streams for r in routes), min(r.hops for r in routes), min(r.spread for r in routes)
-        )  # fmt: skip
+        return self.grid.route(self._groups(axes))
 
     def _groups(self, axes: tuple[str, ...]) -> list[list[Placed]]:
         """The devices that go together along these axes."""
@@ -118,57 +98,6 @@ class Links:
             fixed = tuple(index for axis, index in zip(self.sizes, place, strict=True) if axis not in axes)
             groups.setdefault(fixed, []).append(device)
         return list(groups.values())
-
-    def _round(self, groups: list[list[Placed]]) -> Route:
-        """All groups at once, each handing on round its members in this order, half of it each way."""
-        loads: dict[Link, int] = {}
-        longest = 0
-        for group in groups:
-            length = 0
-            for one, following in zip(group, group[1:] + group[:1], strict=True):
-                for a, b in self._way(one.coords, following.coords):
-                    length += 1
-                    for link in ((a, b), (b, a)):
-                        loads[link] = loads.get(link, 0) + 1
-            longest = max(longest, length)
-        n = len(groups[0])
-        # A pair's ring is there and back over the same link: both directions at once, and that is counted twice.
-        load = max(loads.values(), default=0) / (2 if n == 2 else 1)
-        if not load:  # cores of one chip
-            return Route(n, float("inf"), 0, 0)
-        return Route(n, (1 if n == 2 else 2) / load, longest / 2, n * load / (4 if n == 2 else 8))
-
-    def _way(self, start: Coords, end: Coords) -> Iterator[Link]:
-        """The links from chip to chip: along x, then y, then z, the shorter way round where there is a ring."""
-        at = list(start)
-        for axis, (side, closed) in enumerate(zip(self.sides, self.rings, strict=True)):
-            apart = end[axis] - at[axis]
-            if closed and abs(apart) > side / 2:
-                apart -= side if apart > 0 else -side
-            for _ in range(abs(apart)):
-                before = (at[0], at[1], at[2])
-                at[axis] = (at[axis] + (1 if apart > 0 else -1)) % side
-                yield before, (at[0], at[1], at[2])
-
-    def _is_torus(self, group: list[Placed]) -> bool:
-        """Whether it is a box of neighbouring chips with all their devices."""
-        chips = {device.coords for device in group}
-        spans = [{chip[axis] for chip in chips} for axis in range(3)]
-        tight = all(max(span) - min(span) + 1 == len(span) for span in spans)
-        return tight and len(chips) == prod(map(len, spans)) and len(group) == len(chips) * self.chip.devices_per_chip
-
-    def _torus(self, group: list[Placed]) -> Route:
-        """Data cut in parts that go round the directions at the same time."""
-        lengths = [len({device.coords[axis] for device in group}) for axis in range(3)]
-        closed = [ring and length == side for ring, length, side in zip(self.rings, lengths, self.sides, strict=True)]
-        streams, hops, spread = 0, 0.0, 0.0
-        for length, ring in zip(lengths, closed, strict=True):
-            if length > 1:
-                streams += 2 if ring else 1
-                hops += length / 2 if ring else length - 1
-                cores = self.chip.devices_per_chip
-                spread = max(spread, cores * length / (8 if ring else 4))
-        return Route(len(group), streams or float("inf"), hops, spread)
 
 
 def join(chip: Chip, mesh: Mapping[str, int], topology: Topology | None = None, slices: int = 1) -> Links:
@@ -191,18 +120,19 @@ def join(chip: Chip, mesh: Mapping[str, int], topology: Topology | None = None, 
     sizes[outer] //= slices
     devices = prod(sizes.values())
     if not chip.dims:
-        return Links(chip, sizes, slices, (), (1, 1, 1), NO_RINGS)
+        return Links(chip, sizes, slices, (), Grid((1, 1, 1), NO_RINGS, 1))
     if topology is None:
         topology = _usual(chip, devices)
     if topology is None:
         line = tuple(Placed(number, (number, 0, 0), 0, 0) for number in range(devices))
-        return Links(chip, sizes, slices, line, (devices, 1, 1), NO_RINGS)
+        return Links(chip, sizes, slices, line, Grid((devices, 1, 1), NO_RINGS, 1))
     if topology.devices != devices:
         what = f"{mesh} is of {devices * slices} devices, and {topology.name} has {topology.devices}"
         raise InputError(Problem("--mesh", what + (f", {slices} times" if slices > 1 else "")))
     x, y, z = (*topology.shape, 1)[:3]
     a, b, c = (*topology.rings, False)[:3]
-    return Links(chip, sizes, slices, _arranged(topology, sizes), (x, y, z), (a, b, c))
+    grid = Grid((x, y, z), (a, b, c), chip.devices_per_chip)
+    return Links(chip, sizes, slices, arranged(topology, sizes), grid)
 
 
 def _usual(chip: Chip, devices: int) -> Topology | None:
@@ -210,32 +140,3 @@ def _usual(chip: Chip, devices: int) -> Topology | None:
         return parse_topology(f"{chip.name}-{devices * chip.cores // chip.devices_per_chip}")
     except InputError:
         return None
-
-
-def _arranged(topology: Topology, sizes: Mapping[str, int]) -> tuple[Placed, ...]:
-    """The devices as `jax.make_mesh` lays them over the axes; where it cannot, in order of their ids."""
-    if topology.devices == 1:
-        return tuple(topology.in_order())
-    from jax.experimental import mesh_utils
-
-    stand_ins = [
-        SimpleNamespace(
-            coords=one.coords, core_on_chip=one.core, process_index=one.process, platform="tpu", slice_index=0,
-            device_kind=topology.chip.device_kind, placed=one,
-        )
-        for one in topology.in_order()
-    ]  # fmt: skip
-    try:
-        arranged = mesh_utils.create_device_mesh(
-            tuple(sizes.values()), stand_ins, allow_split_physical_axes=topology.kind == "v5e"
-        )
-    except NotImplementedError:
-        return tuple(topology.in_order())
-    return tuple(device.placed for device in arranged.flat)
-
-
-def _snake(device: Placed) -> tuple[int, ...]:
-    """There and back along x, row after row."""
-    x, y, z = device.coords
-    y_turned = y if z % 2 == 0 else -y
-    return (z, y_turned, x if y % 2 == 0 else -x, device.core)

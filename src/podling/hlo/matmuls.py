@@ -96,13 +96,9 @@ def _convolution(product: Instruction, left: Shape, right: Shape) -> Sizes:
         match (size_in, window["size"], size_out):
             case (1, size, out) if size == out:
                 n *= size
-            case (inside, 1, out) if inside == out:
-                m *= out
-            case (inside, size, 1) if inside == size:
-                k *= size
             case (inside, size, out) if inside == size == out:
                 batch *= size
-            case (_, size, out):  # a convolution indeed: each output position is a row, each place of the window a term
+            case (_, size, out):  # positions are rows, places of the window are terms; one of them is 1 in a product
                 m, k = m * out, k * size
     return batch, m, k, n, adds
 
