@@ -27,6 +27,8 @@ MOST_FLOPS = 1e9
 LEAST_SHARE = 0.01
 """A product or a transposition that is less of a step goes by the speed of the others."""
 STREAM_BYTES = tuple(2**power for power in (20, 22, 24, 26))  # read and written by a measured pass
+IN_A_ROW = 8
+"""Passes over small arrays that are timed together: within a step, threads do not fall asleep between two of them."""
 FRESH_BYTES = 2**26
 ELEMENTS = 2**20
 CACHED_BYTES = 2**23
@@ -82,16 +84,16 @@ class Probe:
 
     function: Callable[..., Any]
     shapes: tuple[tuple[Axes, str], ...]  # of its arguments, which are all ones
-    reuse: int | None = None  # the argument in whose place the result is put
+    reuse: tuple[int, ...] = ()  # the arguments in whose place the results are put
     moved_bytes: int = 0
+    parallel: bool = True
     scale: float = 1.0  # how many times over the program is what is asked
     compiled: Any = None
 
     def compile(self) -> None:
         """May run on any thread."""
         shapes = [jax.ShapeDtypeStruct(dims, dtype) for dims, dtype in self.shapes]
-        donated = () if self.reuse is None else (self.reuse,)
-        self.compiled = jax.jit(self.function, donate_argnums=donated, keep_unused=True).lower(*shapes).compile()
+        self.compiled = jax.jit(self.function, donate_argnums=self.reuse, keep_unused=True).lower(*shapes).compile()
 
     def call_s(self, before: Callable[[], Any], least_s: float = 0.006, most_s: float = 0.08) -> float:
         """The median of a few calls."""
@@ -104,8 +106,8 @@ class Probe:
             start_s = time.perf_counter()
             result = jax.block_until_ready(self.compiled(*arguments))
             took_s.append(time.perf_counter() - start_s)
-            if self.reuse is not None:
-                arguments[self.reuse] = result
+            for place, array in zip(self.reuse, jax.tree.leaves(result), strict=False):
+                arguments[place] = array
         return statistics.median(took_s[1:] or took_s) * self.scale  # the first one warms up
 
 
@@ -115,8 +117,10 @@ def measure_cpu(program: Program) -> CpuPeaks:
     empty, evict = Probe(lambda x: x + 1, (((), "float32"),)), _stream(2**26)
     probes: dict[Any, Probe] = {found: _product(found) for found in _most(products(program))}
     probes |= {found: _turn(found) for found in _most(turns(program))}
-    probes |= {("all", size): _stream(size) for size in STREAM_BYTES}
+    small = STREAM_BYTES[:2]
+    probes |= {("all", size): _streams_in_a_row(size) if size in small else _stream(size) for size in STREAM_BYTES}
     probes |= {("one", size): _single_stream(size) for size in STREAM_BYTES}
+    probes["woken"] = _stream(small[0])
     probes["fresh"] = Probe(lambda value: jnp.full((FRESH_BYTES // 4,), value), (((), "float32"),))
     probes |= {name: _element(getattr(jnp, name)) for name in ("exp", "tanh")}
     with ThreadPoolExecutor(2) as pool:
@@ -127,8 +131,13 @@ def measure_cpu(program: Program) -> CpuPeaks:
         def emptied_cache() -> None:
             target[0] = jax.block_until_ready(evict.compiled(source, target[0]))
 
+        took = {key: probe.call_s(emptied_cache) for key, probe in probes.items()}
         call_s = empty.call_s(emptied_cache)
-        took = {key: max(probe.call_s(emptied_cache) - call_s * probe.scale, 1e-9) for key, probe in probes.items()}
+    small_s = took["all", small[0]] - call_s / IN_A_ROW
+    woken_s = max(call_s, took["woken"] - small_s)
+    for key, probe in probes.items():
+        around_s = woken_s if probe.parallel else call_s
+        took[key] = max(took[key] - around_s * probe.scale, took[key] / 4)
     streams = {size: took["all", size] for size in STREAM_BYTES}
     fresh_s = took["fresh"] - streams[FRESH_BYTES] / 2  # a fill writes and reads nothing
     return CpuPeaks(
@@ -170,13 +179,24 @@ def _turn(asked: Turn) -> Probe:
         return moved if asked.parallel else jax.lax.dynamic_update_slice(out, moved[None], (0,) * out.ndim)
 
     shapes = ((asked.dims, dtype), ((*asked.dims[:-1], 1), dtype), (result if asked.parallel else (2, *result), dtype))
-    return Probe(turned, shapes, reuse=2, moved_bytes=8 * asked.size)
+    return Probe(turned, shapes, reuse=(2,), moved_bytes=8 * asked.size, parallel=asked.parallel)
 
 
 def _stream(size: int) -> Probe:
     """From one array to another that is there already, so that no page is fresh."""
     array = ((size // 8,), "float32")
-    return Probe(lambda x, out: x * 0.5 + 1.0, (array, array), reuse=1, moved_bytes=size)
+    return Probe(lambda x, out: x * 0.5 + 1.0, (array, array), reuse=(1,), moved_bytes=size)
+
+
+def _streams_in_a_row(size: int) -> Probe:
+    """As many passes over arrays of their own."""
+    array = ((size // 8,), "float32")
+
+    def passes(*arrays: jax.Array) -> list[jax.Array]:
+        return [x * 0.5 + 1.0 for x in arrays[:IN_A_ROW]]
+
+    reuse = tuple(range(IN_A_ROW, 2 * IN_A_ROW))
+    return Probe(passes, (array,) * (2 * IN_A_ROW), reuse=reuse, scale=1 / IN_A_ROW)
 
 
 def _single_stream(size: int) -> Probe:
@@ -186,9 +206,9 @@ def _single_stream(size: int) -> Probe:
         return jax.lax.dynamic_update_slice(out, x * 0.5 + 1.0, (0,))
 
     shapes = (((size // 8,), "float32"), ((size // 8 + 8,), "float32"))
-    return Probe(update, shapes, reuse=1, moved_bytes=size)
+    return Probe(update, shapes, reuse=(1,), moved_bytes=size, parallel=False)
 
 
 def _element(function: Callable[[jax.Array], jax.Array]) -> Probe:
     array = ((ELEMENTS,), "float32")
-    return Probe(lambda x, out: function(x) * 0.5, (array, array), reuse=1)
+    return Probe(lambda x, out: function(x) * 0.5, (array, array), reuse=(1,))
