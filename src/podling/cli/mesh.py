@@ -1,7 +1,6 @@
 """`podling mesh`."""
 
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
@@ -15,7 +14,7 @@ from podling.errors import InputError, Problem, raise_if
 from podling.files import atomic_write
 from podling.model.fit import mesh_problems
 from podling.parallel.axes import read_mesh
-from podling.validate import out_problems, validate
+from podling.validate import svg_problems, validate
 
 MOST_DEVICES = 4096  # more take minutes, and no one reads that drawing
 
@@ -103,14 +102,7 @@ def _flag_problems(args: Args, given: frozenset[str]) -> list[Problem]:
         elif "--topology" in given:
             problems.append(Problem("--devices", "cannot go together with --topology", "give one of them"))
     if "--svg" in given:
-        path = Path(args.svg)
-        if path.suffix.lower() != ".svg":
-            what = f"{args.svg} does not end in .svg" if args.svg else "is empty"
-            problems.append(Problem("--svg", what, "give the picture's name, for example mesh.svg"))
-        elif path.is_dir():
-            problems.append(Problem("--svg", f"{args.svg} is a folder", "give a file's name"))
-        else:
-            problems += out_problems(str(path.parent), "--svg")
+        problems += svg_problems(args.svg)
     return problems
 
 
