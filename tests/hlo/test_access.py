@@ -64,6 +64,8 @@ ENTRY %main (x: f32[12,64], y: f32[100,64], i: s32[], j: s32[8]) -> f32[12,64] {
   %wrap-start = ((f32[12,64]{1,0}), f32[12,64]{1,0:S(1)}, u32[]{:S(2)}) async-start(%x), calls=%wrapped
   %room = f32[12,64] custom-call(), custom_call_target="AllocateBuffer"
   %t = (f32[12,64], f32[12,64]) tuple(%x, %room)
+  %near_updated = f32[12,64]{1,0:S(1)} dynamic-update-slice(%near, %taken, %i, %i)
+  %added = f32[100,64]{1,0} scatter(%y, %j, %looked_up), update_window_dims={1}, to_apply=%sum
   ROOT %updated = f32[12,64] dynamic-update-slice(%x, %taken, %i, %i)
 }
 """
@@ -86,6 +88,8 @@ STACK, LAYER = 12 * 64 * 4, 64 * 4
         ("wrap-start", STACK),
         ("room", 0), ("t", 0), ("x", 0),
         ("updated", 2 * LAYER),
+        ("near_updated", LAYER),  # the update is read, and written to VMEM
+        ("added", 3 * 8 * LAYER + 8 * 4),  # rows that are added: read; rows added to: read and written
     ],
 )  # fmt: skip
 def test_bytes_moved(name: str, size_bytes: int):
