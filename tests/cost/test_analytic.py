@@ -133,6 +133,8 @@ def test_layouts_are_in_the_compilers_order():
 def test_accumulation_costs_a_pass_over_the_gradients_for_each_micro_batch():
     whole, cut = Layout("data=1", 32, 1, "dots", 256), Layout("data=1", 8, 4, "dots", 256)
     assert seconds(whole) < seconds(cut) < 1.1 * seconds(whole)
+    # Compiled for v5e: 547.6 ms for four micro-batches, 140.4 for one.
+    assert seconds(cut) / seconds(EIGHT) == pytest.approx(547.6 / 140.4, rel=0.01)
 
 
 def test_a_lone_device_waits_for_nobody_and_another_slice_is_far():
@@ -148,7 +150,7 @@ def test_what_is_gathered_hides_behind_compute_until_there_is_too_little_of_it()
     def waited(rows: int, chip=V5E) -> float:
         return estimate_time(config(), Layout("fsdp=8", rows, 1, "dots", 256), 8, chip, 2, 8).parts_s["collective"]
 
-    assert waited(64) == waited(256)
+    assert 0.003 < waited(64) == waited(256) < 0.006  # 5.1 ms in the compiled program
     slow = replace(V5E, link_bytes_per_s=V5E.link_bytes_per_s / 20)
     assert waited(8, slow) > 1.2 * waited(64, slow) > 10 * waited(64)
 

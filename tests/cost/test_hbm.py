@@ -78,6 +78,16 @@ def test_a_piece_replaced_is_not_a_new_array(update):
     assert held(read_program(text)) == held(read_program(TEXT))
 
 
+def test_an_asynchronous_copy_is_one_array_from_its_start():
+    """The result of the `-done` is the one that the `-start` made; its operand is there until then."""
+    layout = "bf16[8,128,128]{2,1,0:T(8,128)(2,1)}"
+    line = f"  %fast = {layout[:-1]}S(1)}} copy(%last)"
+    assert line in TEXT
+    begun = f"  %begun = ({layout}, {layout}, u32[]{{:S(2)}}) copy-start(%last)\n  %fast = {layout} copy-done(%begun)"
+    text = TEXT.replace(line, begun)
+    assert held(read_program(text)) == held(read_program(TEXT)) | {"begun": STREAM}
+
+
 def test_padding_to_whole_tiles_counts():
     narrow = TEXT.replace("8,128,256", "8,128,200")
     assert held(read_program(narrow))["logits"] == 8 * 128 * 256 * 4
