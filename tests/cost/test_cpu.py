@@ -169,6 +169,8 @@ def test_a_large_product_is_measured_in_part():
     assert whole.flops == 2 * 8 * 4096 * 4096 * 64
     assert part.flops <= 1e9 < 2 * part.flops
     assert part.left[0] == part.right[0] == 8 and part.left[2] == part.right[1] == 64
+    long = Product((64, 2**22), (2**22, 64), ((1,), (0,)), ((), ()), "f32").part(1e9)
+    assert (long.left, long.right) == ((64, 2**16), (2**16, 64))  # the axis that is summed is cut in both
 
 
 def test_speeds_measured_here_know_large_from_small():
