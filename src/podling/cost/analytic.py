@@ -35,6 +35,10 @@ CPU_FLOPS, CPU_BYTES_PER_S = {"float32": 180e9, "bfloat16": 20e9}, 28e9
 # dtype.
 SCORES = {"forward": 3.2, "again": 3.0, "backward": 9.9}
 """Attention scores, materialised: written, read by the softmax, multiplied; and their gradients."""
+VMEM_BYTES = {"v5e": 128 << 20, "v6e": 128 << 20, "v5p": 128 << 20}
+"""On-chip memory (Austin et al. 2025, "How to Scale Your Model"), which the compiler uses like device memory."""
+IN_VMEM = 0.5
+"""Time of a pass over the scores of a layer where they fit there: 2 rows of gpt2 (101 MB) do, 4 rows do not."""
 STREAM = {"forward": 21.5, "again": 19.5, "backward": 21.5}
 """Arrays of the residual stream's size: LayerNorms, biases, GELU, transpositions."""
 KEPT = {"none": 4.7, "dots": 5.7, "full": 13.0}
@@ -104,7 +108,9 @@ def estimate_time(
     pass_s = _slowness(chip) / chip.hbm_bytes_per_s
     matmul_s = micro * _flops(mine) / (MATMUL * _peak(chip, itemsize))
     compute_s = micro * _stream_bytes(mine) * pass_s
-    memory_s = (micro * _micro_bytes(mine) + _step_bytes(mine)) * pass_s
+    inside = 1.1 * 4 * mine.scores <= VMEM_BYTES.get(chip.name, 0)
+    scores_bytes = _scores_bytes(mine) * (IN_VMEM if inside else 1.0)
+    memory_s = (micro * (scores_bytes + _micro_bytes(mine)) + _step_bytes(mine)) * pass_s
     hidden_s, waited_s = _links_s(mine, chip, max(1, target_devices // joined))
     # Most of the weights are gathered while a layer is computed; what takes longer than that is waited for too.
     late_s = max(EXPOSED * hidden_s, hidden_s - 0.7 * (matmul_s + compute_s + memory_s))
@@ -168,10 +174,14 @@ def _stream_bytes(mine: Share) -> float:
     return mine.model.layers * passes * mine.itemsize * mine.tokens * mine.model.embed
 
 
+def _scores_bytes(mine: Share) -> float:
+    """Bytes of attention scores, written and read again, in one micro-batch."""
+    return mine.model.layers * 4 * mine.scores * sum(SCORES[time] for time in _times(mine))
+
+
 def _micro_bytes(mine: Share) -> float:
     """Bytes of all else through memory for one micro-batch on one device."""
     model = mine.model
-    scores = 4 * mine.scores * sum(SCORES[time] for time in _times(mine))
     kept = KEPT[mine.remat] * kept_bytes(mine)
     logits = 4 * mine.tokens * padded_vocab(model)
     loss = logits * (LOSS_CHUNKED if mine.loss_chunk < model.context else LOSS)
@@ -180,7 +190,7 @@ def _micro_bytes(mine: Share) -> float:
     # Every product reads its weights from memory once; in the backward pass again, and their gradient is written.
     read = 4 * mine.itemsize * mine.gathered_params
     added = ACCUMULATE * 4 * mine.held_params if mine.accumulation > 1 else 0.0
-    return model.layers * (scores + kept) + loss + read + added
+    return model.layers * kept + loss + read + added
 
 
 def _step_bytes(mine: Share) -> float:
