@@ -3,7 +3,8 @@
 This ranks layouts before the compiler is asked, answers where there is none (GPUs, other platforms), and tells training
 how many rows fit. The time is a roofline (Williams et al. 2009): operations of each part of the step at the peak, bytes
 at full bandwidth, bytes over links where nothing hides them. How many times a part's arrays pass through memory is read
-off what the TPU compiler made of GPT-2 on v5e and v6e.
+off what the TPU compiler made of GPT-2 on v5e and v6e: of the time that `cost.step_time` gives its program, sixteen
+layouts of three sizes on 1 to 256 chips lie within 4%, and 4 rows without remat 12% above.
 """
 
 import math
