@@ -173,6 +173,14 @@ def test_a_large_product_is_measured_in_part():
     assert (long.left, long.right) == ((64, 2**16), (2**16, 64))  # the axis that is summed is cut in both
 
 
+def test_a_large_transposition_is_measured_in_part():
+    whole = Turn((64, 4096, 768), (1, 2, 0), "f32", plain=True, parallel=True)
+    part = whole.part(2**20)
+    assert part.size <= 2**20 < 2 * part.size
+    assert (part.dims[0], part.dims[2]) == (64, 768)  # neighbours are as far apart as before
+    assert Turn((2**12, 2**12), (1, 0), "f32", plain=True, parallel=True).part(2**20).size == 2**20
+
+
 def test_speeds_measured_here_know_large_from_small():
     """On whatever machine this is, and however busy."""
 

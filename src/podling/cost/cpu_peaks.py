@@ -24,6 +24,8 @@ from podling.hlo.program import Program
 
 MOST_FLOPS = 1e9
 """Of a product that is measured; of a larger one a part is."""
+MOST_ELEMENTS = 2**23
+"""Of a transposing copy that is measured: beside a run's state, little memory may be left."""
 LEAST_SHARE = 0.01
 """A product or a transposition that is less of a step goes by the speed of the others."""
 STREAM_BYTES = tuple(2**power for power in (20, 22, 24, 26))  # read and written by a measured pass
@@ -177,15 +179,21 @@ def _product(asked: Product) -> Probe:
 
 def _turn(asked: Turn) -> Probe:
     """By one thread when the result is put into a larger array, as XLA does it."""
-    dtype = DTYPES.get(asked.dtype, "float32")
-    result = tuple(asked.dims[axis] for axis in asked.order)
+    part, dtype = asked.part(MOST_ELEMENTS), DTYPES.get(asked.dtype, "float32")
+    result = tuple(part.dims[axis] for axis in part.order)
 
     def turned(x: jax.Array, scale: jax.Array, out: jax.Array) -> jax.Array:
-        moved = jnp.transpose(x if asked.plain else x * scale, asked.order)
-        return moved if asked.parallel else jax.lax.dynamic_update_slice(out, moved[None], (0,) * out.ndim)
+        moved = jnp.transpose(x if part.plain else x * scale, part.order)
+        return moved if part.parallel else jax.lax.dynamic_update_slice(out, moved[None], (0,) * out.ndim)
 
-    shapes = ((asked.dims, dtype), ((*asked.dims[:-1], 1), dtype), (result if asked.parallel else (2, *result), dtype))
-    return Probe(turned, shapes, reuse=(2,), moved_bytes=8 * asked.size, parallel=asked.parallel)
+    return Probe(
+        turned,
+        ((part.dims, dtype), ((*part.dims[:-1], 1), dtype), (result if part.parallel else (2, *result), dtype)),
+        reuse=(2,),
+        moved_bytes=8 * part.size,
+        parallel=part.parallel,
+        scale=asked.size / part.size,
+    )
 
 
 def _stream(size: int) -> Probe:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from podling.hlo.program import Program
 from podling.hlo.text import Computation, Instruction
@@ -59,6 +59,16 @@ class Turn:
     def size(self) -> int:
         """Elements."""
         return math.prod(self.dims)
+
+    def part(self, most: int) -> "Turn":
+        """This copy of a smaller array, its axes halved, those along which it reads and writes last."""
+        dims = list(self.dims)
+        strides = {len(dims) - 1, self.order[-1]}  # the axes that decide how far apart neighbours are
+        while math.prod(dims) > most:
+            axes = [axis for axis in range(len(dims)) if axis not in strides and dims[axis] > 1] or range(len(dims))
+            axis = max(axes, key=lambda axis: dims[axis])
+            dims[axis] //= 2
+        return replace(self, dims=tuple(dims))
 
 
 def product(here: Computation, dot: Instruction) -> Product:
