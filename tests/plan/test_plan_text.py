@@ -175,3 +175,19 @@ def test_a_model_of_another_shape_is_not_called_by_its_presets_name():
     assert record(plan(config=wider, sizes=sizes))["model"] == "gpt2-45m"
     longer = replace(config, model=replace(config.model, context=2048, dropout=0.1, vocab_size=300))
     assert record(plan(config=longer))["model"] == "gpt2"  # its shape is
+
+
+def test_bars_of_memory_are_as_long_as_what_they_stand_for():
+    def bars(made) -> dict[str, str]:
+        lines = [line.split() for line in shown(plan(chosen=made)).splitlines()]
+        return {line[0]: " ".join(line[3:]) for line in lines if line[2:3] == ["GiB"] and line[0] != "fits:"}
+
+    half = bars(option(gib=15.75 / 2))
+    assert half["parameters"] == "██████ 50%" and half["together"] == "█" * 12
+    lines = shown(plan(chosen=option(gib=15.75 / 2))).splitlines()
+    assert next(line for line in lines if line.startswith("its memory")).split()[-1] == "█" * 24
+    over = shown(plan(chosen=option(gib=31.5))).splitlines()
+    assert next(line for line in over if line.startswith("its memory")).split()[-1] == "█" * 12
+    little = shown(plan(chosen=option(gib=0.1))).splitlines()
+    assert next(line for line in little if line.startswith("parameters")).split()[-2] == "█" * 12
+    assert next(line for line in little if line.startswith("its memory")).split()[-1] == "GiB"

@@ -92,11 +92,12 @@ def memory_table(option: Option) -> Table:
     hbm = option.hbm
     rows = [(CATEGORY_WORDS.get(name, name), hbm.by_category.get(name, 0)) for name in CATEGORIES]
     rows = [row for row in rows if row[1]]
-    table = _bars("memory of one device, when most is held", rows, max(hbm.total_bytes, hbm.limit_bytes), show_binary)
-    scale = BAR / max(hbm.total_bytes, hbm.limit_bytes)
-    table.add_row(Text("together", style="bold"), show_binary(hbm.total_bytes), "█" * round(hbm.total_bytes * scale))
-    limit = Text("█" * round(hbm.limit_bytes * scale), style="dim")
-    table.add_row("its memory", show_binary(hbm.limit_bytes), limit)
+    used, limit = hbm.total_bytes, hbm.limit_bytes
+    little = used < limit / BAR  # beside all of the memory one would not see it
+    longest = used if little else max(used, limit)
+    table = _bars("memory of one device, when most is held", rows, used, show_binary, longest)
+    table.add_row(Text("together", style="bold"), show_binary(used), "█" * round(used / longest * BAR) if used else "")
+    table.add_row("its memory", show_binary(limit), Text("" if little else "█" * round(limit / longest * BAR), "dim"))
     return table
 
 
@@ -142,13 +143,20 @@ def _short(op_name: str) -> str:
     return "/".join(p for p in op_name.split("/") if p not in dull and not p.startswith("jit("))
 
 
-def _bars(heading: str, rows: Iterable[tuple[str, float]], whole: float, shown: Callable[[float], str]) -> Table:
+def _bars(
+    heading: str,
+    rows: Iterable[tuple[str, float]],
+    whole: float,
+    shown: Callable[[float], str],
+    longest: float | None = None,
+) -> Table:
+    """Each part with its share of the whole; a bar of full length is `longest`, or the whole."""
     table = _table(heading, headers=False)
     table.add_column("", no_wrap=True)
     table.add_column("", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for index, (name, size) in enumerate(rows):
-        length = round(size / whole * BAR) if whole else 0
+        length = round(size / (longest or whole) * BAR) if whole else 0
         bar = Text("█" * length, style=COLOURS[index % len(COLOURS)])
         table.add_row(name, shown(size), bar.append(f" {size / whole:.0%}", style="dim") if whole else bar)
     return table
