@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from podling.files import show_binary
+from podling.files import counted, show_binary
 from podling.plan.record import model_name, own_steps
 from podling.plan.records import Plan
 from podling.plan.tables import (
@@ -81,7 +81,7 @@ def _source(plan: Plan) -> tuple[str, str]:
     if plan.chosen.hbm.source != "compiler":
         return "yellow", "an estimate: no compiler has seen this program, memory and time are worked out from its sizes"
     took = f", which takes {seconds(plan.chosen.compile_s)} here" if plan.chosen.compile_s is not None else ""
-    kept = f"{plan.compiled} programs compiled now" if plan.compiled else "all from the cache"
+    kept = f"{counted(plan.compiled, 'program')} compiled now" if plan.compiled else "all from the cache"
     return "dim", f"from the step as the compiler for {plan.target.chip.name} made it{took}; {kept}"
 
 
