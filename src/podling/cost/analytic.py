@@ -3,8 +3,8 @@
 This ranks layouts before the compiler is asked, answers where there is none (GPUs, other platforms), and tells training
 how many rows fit. The time is a roofline (Williams et al. 2009): operations of each part of the step at the peak, bytes
 at full bandwidth, bytes over links where nothing hides them. How many times a part's arrays pass through memory is read
-off what the TPU compiler made of GPT-2 on v5e and v6e: of the time that `cost.step_time` gives its program, sixteen
-layouts of three sizes on 1 to 256 chips lie within 4%, and 4 rows without remat 12% above.
+off what the TPU compiler made of GPT-2 on v5e, v5p and v6e: of the time that `cost.step_time` gives its program, 18
+layouts of four sizes on 1 to 256 chips lie within 5%, and 4 rows without remat 9% above.
 """
 
 import math
@@ -42,7 +42,7 @@ IN_VMEM = 0.5
 """Time of a pass over the scores of a layer where they fit there: 2 rows of gpt2 (101 MB) do, 4 rows do not."""
 STREAM = {"forward": 21.5, "again": 19.5, "backward": 21.5}
 """Arrays of the residual stream's size: LayerNorms, biases, GELU, transpositions."""
-KEPT = {"none": 4.7, "dots": 5.7, "full": 13.0}
+KEPT = {"none": 4.4, "dots": 5.7, "full": 13.0}
 """What is kept is copied into the buffer of all layers, and read from it again."""
 LOSS, LOSS_CHUNKED = 3.8, 6.2
 TABLE = 5.0
@@ -55,7 +55,7 @@ EXPOSED, ENTERING = 0.3, 0.67
 """Of the time that gathered weights, and the residual stream over tensor, travel, the share that is waited for."""
 UNCUT = 1.25
 """The compiler makes an all-reduce, of twice the bytes, of the qkv kernel's reduce-scatter: a quarter of a layer."""
-SLOWNESS = {"v6e": 0.88}
+SLOWNESS = {"v5p": 1.25, "v6e": 0.88}
 """Time of such a pass on a TPU, with what vector units add, against the passes above; 0.95 for the others."""
 AT_FULL_BANDWIDTH = 0.6
 """Part of the passes that are left where nothing but memory slows them down."""

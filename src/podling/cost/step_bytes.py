@@ -1,8 +1,8 @@
 """What one device holds during a step, from sizes alone: the terms of the estimate of its memory.
 
 The coefficients are read off programs of the TPU compiler: which arrays a layer keeps, and the memory that it asks for
-beyond them, gaps included. Sixteen layouts of gpt2, gpt2-medium and gpt2-xl on v5e and v6e (bfloat16, every remat, 2 to
-32 rows a device, meshes of all three axes, up to 256 chips) lie within 9% of what it asked for in all.
+beyond them, gaps included. 18 layouts of GPT-2's four sizes on v5e, v5p and v6e (bfloat16, every remat, 2 to 32 rows a
+device, meshes of all three axes, up to 256 chips) lie within 9% of what it asked for in all.
 """
 
 from podling.config import Config
