@@ -118,7 +118,10 @@ def test_a_model_that_does_not_fit_names_the_largest_that_does(capfd: pytest.Cap
         (["--chip", "v5e-9"], ["there is no v5e-9", "v5e-8, v5e-16"]),
         (["--chip", "v7e-8"], ["there is no chip 'v7e-8'", "did you mean v"]),
         (["--chip", "v5e:3x3"], ["there is no v5e:3x3", "v5e:2x4", "v5e:16x16"]),
-        (["--model", "gpt2", "--chip", "v5e-8", "--budget", "20s"], ["--budget"]),
+        (
+            ["--model", "gpt2", "--chip", "v5e-8", "--budget", "20s"],
+            ["--budget", "20s is too short", "to compile", "to save a checkpoint"],
+        ),
         (["--model", "gpt2", "--chip", "v5e-8", "--budget", "soon"], ["--budget", "'soon'"]),
         (["--model", "gpt2", "--chip", "v5e-8", "--search-time", "soon"], ["--search-time", "'soon'"]),
         (["--model", "gpt2", "--chip", "v5e-8", "--tokenizer", "char"], ["--tokenizer", "--model.vocab-size"]),
