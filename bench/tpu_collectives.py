@@ -7,7 +7,8 @@
     python bench/tpu_collectives.py --model gpt2 --topology v5e:2x4 --mesh data=8 --try-options
 
 bfloat16, remat "dots", loss in chunks of 256, 1024 tokens a row. Counts and bytes are one chip's, per step. Times "in
-the background" are those during which the compiler arranged for compute to go on.
+the background" are those during which the compiler arranged for compute to go on; what the step waits for them is
+predicted (podling.cost.step_time).
 """  # noqa: E501
 
 import argparse
@@ -26,13 +27,14 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
-from jax.experimental import topologies  # noqa: E402
 
+from podling.cost.step_time import step_time  # noqa: E402
 from podling.hlo.collectives import Collective, find_collectives, totals  # noqa: E402
 from podling.hlo.program import read_program  # noqa: E402
-from podling.parallel.mesh import batch_sharding, data_parallel, make_mesh  # noqa: E402
+from podling.parallel.mesh import data_parallel, make_mesh  # noqa: E402
 from podling.presets import preset_config  # noqa: E402
-from podling.train.step import DeviceBatch, init_state, make_train_step  # noqa: E402
+from podling.topology import Topology, devices, parse_topology  # noqa: E402
+from podling.train.lowering import lower_step  # noqa: E402
 
 VOCAB = 50257
 JOBS = [  # model, topology, mesh, rows in each of the data x fsdp parts of the batch, micro-batches
@@ -78,23 +80,13 @@ def lowered(model: str, mesh: jax.sharding.Mesh, rows: int, micro_steps: int) ->
         train=dataclasses.replace(preset.train, remat="dots", loss_chunk=256),
     )
     with jax.set_mesh(mesh):
-
-        def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            spec = leaf.sharding.spec if leaf.sharding is not None else jax.sharding.PartitionSpec()
-            sharding = jax.NamedSharding(mesh, spec)
-            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
-        state = jax.tree.map(placed, jax.eval_shape(lambda: init_state(config)))
-        shape = (micro_steps, rows, config.model.context)
-        where = batch_sharding(mesh, "micro", "batch", "sequence")
-        ids = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=where)
-        weights = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=where)
-        step = jax.jit(make_train_step(config, jnp.bfloat16), donate_argnums=0)
-        return step.lower(state, DeviceBatch(ids, ids, weights))
+        return lower_step(config, mesh, jnp.bfloat16, rows, micro_steps)
 
 
-def compiled(program: Any, mesh: jax.sharding.Mesh, options: dict[str, str]) -> tuple[dict[str, Any], list[Collective]]:
-    """Memory and collectives of the program under these compiler options, or the compiler's refusal."""
+def compiled(
+    program: Any, mesh: jax.sharding.Mesh, options: dict[str, str], topology: Topology
+) -> tuple[dict[str, Any], list[Collective]]:
+    """Memory, collectives and time of the program under these compiler options, or the compiler's refusal."""
     began = time.perf_counter()
     try:
         done = program.compile(compiler_options=options or None)
@@ -103,11 +95,15 @@ def compiled(program: Any, mesh: jax.sharding.Mesh, options: dict[str, str]) -> 
     memory = done.memory_analysis()
     read = read_program(done.as_text())
     found = find_collectives(read, dict(mesh.shape))
+    step = step_time(read, topology.chip, dict(mesh.shape), topology)
     return {
         "options": options,
         "compile_s": round(time.perf_counter() - began, 1),
         "state_bytes": memory.argument_size_in_bytes,
         "temporary_bytes": memory.temp_size_in_bytes,
+        "step_s": step.step_s,
+        "links_s": sum(op.links_s for op in step.ops),
+        "waited_s": step.parts_s["collective"],
         "unknown_loops": read.unknown_loops,
         "totals": [vars(row) for row in totals(found)],
         "collectives": [vars(one) | {"sent_bytes": one.sent_bytes} for one in found],
@@ -131,6 +127,11 @@ def print_totals(result: dict[str, Any]) -> None:
     print(
         f"state {result['state_bytes'] / 2**30:.2f} GiB, temporaries {result['temporary_bytes'] / 2**30:.2f} GiB a "
         f"chip; compiled in {result['compile_s']:.0f} s"
+    )
+    step_ms, links_ms, waited_ms = (result[key] * 1e3 for key in ("step_s", "links_s", "waited_s"))
+    print(
+        f"predicted step {step_ms:.1f} ms; collectives are {links_ms:.1f} ms on the links, and the step waits "
+        f"{waited_ms:.1f} ms for them, {waited_ms / step_ms:.1%} of it"
     )
     print("\n| collective | over | times | of them in the background | MB in | MB out | MB sent |\n" + "|---" * 7 + "|")
     for row in result["totals"]:
@@ -192,11 +193,11 @@ def main() -> int:
     options = dict(option.split("=", 1) for option in args.option)
     results = []
     for model, topology, text, rows, micro_steps in jobs(args):
-        chips = topologies.get_topology_desc(topology_name=topology, platform="tpu").devices
-        mesh = make_mesh(text, list(chips))
+        where = parse_topology(topology)
+        mesh = make_mesh(text, devices(where))
         program = lowered(model, mesh, rows * data_parallel(mesh) // micro_steps, micro_steps)
         job = {"model": model, "topology": topology, "mesh": text, "rows": rows, "micro_steps": micro_steps}
-        result, found = compiled(program, mesh, options)
+        result, found = compiled(program, mesh, options, where)
         result = job | result
         results.append(result)
         if not args.json:
@@ -205,7 +206,7 @@ def main() -> int:
             if args.detail:
                 print_detail(found)
         for extra in OPTIONS if args.try_options and "refused" not in result else []:
-            tried = job | compiled(program, mesh, options | extra)[0]
+            tried = job | compiled(program, mesh, options | extra, where)[0]
             results.append(tried)
             if not args.json:
                 named = ", ".join(f"{name}={value}" for name, value in extra.items())
