@@ -47,14 +47,12 @@ EIGHT = {"data": 8}
 CASES = [
     Case("notebook v3-8", "v3:2x2", lambda mesh: gpt2_notebook.build(72, dropout=False), EIGHT, 0),
     Case("notebook with dropout v3-8", "v3:2x2", lambda mesh: gpt2_notebook.build(72, dropout=True), EIGHT, 0),
-    Case("notebook on 8 chips v6e-8", "v6e:2x4", lambda mesh: gpt2_notebook.build(72, dropout=False), EIGHT, 0),
     chat("tpuchat v5e-1", "v5e:1x1"),
     chat("tpuchat v6e-1", "v6e:1x1"),
     Case("modded-nanogpt 1024 v6e-8", "v6e:2x4", lambda mesh: modded_nanogpt.build(1024), EIGHT),
     Case("modded-nanogpt 2048 v6e-8", "v6e:2x4", lambda mesh: modded_nanogpt.build(2048), EIGHT),
-    Case("modded-nanogpt 1024 v5p-16", "v5p:2x2x2", lambda mesh: modded_nanogpt.build(1024), EIGHT),
     pod("maxtext 16B v5e-256", "v5e:16x16", maxtext.Model(4096, 64, 28672, 32), 6, False, {"fsdp": 256, "tensor": 1}),
-    pod("maxtext 32B v5p-128", "v5p:4x4x4", maxtext.Model(8192, 64, 28672, 32), 7, True, {"fsdp": 16, "tensor": 4}),
+    pod("maxtext 32B v5p-128", "v5p:4x4x4", maxtext.Model(8192, 64, 28672, 32), 6, True, {"fsdp": 16, "tensor": 4}),
     pod(
         "maxtext 22B v4-128",
         "v4:4x4x4",

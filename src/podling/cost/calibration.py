@@ -38,16 +38,17 @@ class Measured:
 GOOGLE = "Google, Train a GPT2 model with JAX on TPU for free (developers.googleblog.com, 2025)"
 TPUCHAT = "github.com/vorushin/tpuchat: LOG.md; vorushin.github.io/blog/llm-pretraining-tpu-v6e-50usd"
 NOR = "nor-blog.pages.dev/posts/2025-08-21-modded-nanogpt-jax: records/sub10m.txt"
-V5P = "github.com/TaiMingLu/modded-nanogpt-jax: MULTIHOST_TPU_GUIDE.md (the same program)"
 MAXTEXT = "github.com/AI-Hypercomputer/maxtext: configs/{v4,v5e,v5p}/README.md"
 MEASURED = (  # the figures after the source are printed by bench/calibration/run.py
-    Measured("notebook v3-8", "v3", 0.2545, GOOGLE, 0.792, 0.2545, None, 0.2529),
-    Measured("notebook with dropout v3-8", "v3", 0.2545, GOOGLE, 0.548, 0.2945, 0.2945, 0.2909, counts=False),
-    Measured("tpuchat v5e-1", "v5e", 131072 / 148829, TPUCHAT, 0.803, 0.8585, 0.841, 0.8853),
-    Measured("maxtext 16B v5e-256", "v5e", 10.06, MAXTEXT, 0.599, 10.38, 10.93, 11.05),
-    Measured("tpuchat v6e-1", "v6e", 131072 / 433606, TPUCHAT, 0.853, 0.3031, 0.3034, 0.2757),
-    Measured("modded-nanogpt 1024 v6e-8", "v6e", 0.3069, NOR, 0.990, 0.2729, 0.2598, 0.2488),
-    Measured("modded-nanogpt 2048 v6e-8", "v6e", 0.4233, NOR, 0.742, 0.4629, 0.4879, 0.4232),
+    Measured("notebook v3-8", "v3", 0.2545, GOOGLE, 0.792, 0.2545, None, 0.2601),
+    Measured("notebook with dropout v3-8", "v3", 0.2545, GOOGLE, 0.548, 0.2945, 0.2945, 0.304, counts=False),
+    Measured("tpuchat v5e-1", "v5e", 131072 / 148829, TPUCHAT, 0.803, 0.8585, 0.841, 0.8992),
+    Measured("maxtext 16B v5e-256", "v5e", 10.06, MAXTEXT, 0.599, 10.38, 10.93, 11.43),
+    Measured("tpuchat v6e-1", "v6e", 131072 / 433606, TPUCHAT, 0.853, 0.3031, 0.3034, 0.2938),
+    Measured("modded-nanogpt 1024 v6e-8", "v6e", 0.3069, NOR, 0.990, 0.2729, 0.2598, 0.2646),
+    Measured("modded-nanogpt 2048 v6e-8", "v6e", 0.4233, NOR, 0.742, 0.4629, 0.4879, 0.4489),
+    Measured("maxtext 32B v5p-128", "v5p", 7.238, MAXTEXT, None, None, None, 8.527, counts=False),
+    Measured("maxtext 22B v4-128", "v4", 23.29, MAXTEXT, 0.998, 23.3, None, 20.65),
 )
 
 LEAST_MISS = math.log(1.15)
