@@ -81,7 +81,7 @@ def calibration(chip_name: str) -> Calibration:
     """The factor for a chip, with the range in which steps may lie.
 
     The range is the worst miss of a program whose own measurement was left out, predicted from its chip's other
-    programs or, where there is none, from the other chips. A chip that nobody measured gets one factor for all and a
+    programs or, where there is none, from the other chips. A chip without a fitted step gets one factor for all and a
     range wider than the worst miss when a chip is left out.
 
     Args:
@@ -97,7 +97,7 @@ def calibration(chip_name: str) -> Calibration:
         words = f"calibrated on {steps} measured on {chip_name}, give or take {math.expm1(miss):.0%}"
         return _given(own, miss, words)
     miss = UNCALIBRATED * max(LEAST_MISS, *new_program, *new_chip)
-    words = f"uncalibrated: no step on {chip_name} was measured in public; give or take {math.expm1(miss):.0%}"
+    words = f"uncalibrated: no factor could be fitted to a step on {chip_name}; give or take {math.expm1(miss):.0%}"
     return _given(everything, miss, words)
 
 
