@@ -86,7 +86,7 @@ PRESETS: dict[str, Preset] = {
         "gpt2",
         "One accelerator or more. 124M parameters. The same recipe is published at 3.28 nats per token on FineWeb "
         "after 10 billion tokens (llm.c, discussion 481).",
-        layers=12, heads=12, embed=768, lr=6e-4, remat="none",
+        layers=12, heads=12, embed=768, lr=6e-4, remat="dots",
     ),
     "gpt2-medium": _gpt2(
         "gpt2-medium", "Several accelerators. 355M parameters.",

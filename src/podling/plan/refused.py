@@ -68,8 +68,22 @@ def does_not_fit(config: Config, target: Target, held: frozenset[str], found: Fo
         if option is not None:
             fixes.append(f"without {flag} it should: {option.layout} ({show_binary(option.hbm.total_bytes)})")
     if not fixes:
-        fixes = [_largest(config, target, best)]
+        fixes = [*_smaller_batch(config, target, held, best), _largest(config, target, best)]
     return Problem("--chip" if not held else min(held), what, "\n    ".join(fixes))
+
+
+def _smaller_batch(config: Config, target: Target, held: frozenset[str], best: Best) -> list[str]:
+    """The largest batch that fits without accumulation, which saves a second copy of the gradients."""
+    rows = config.train.batch_tokens // config.model.context
+    for share in (2**power for power in range(1, rows.bit_length())):
+        if rows % share:
+            break
+        tokens = config.train.batch_tokens // share
+        option = best(replace(config, train=replace(config.train, batch_tokens=tokens)), target, held)
+        if option is not None:
+            need = show_binary(option.hbm.total_bytes)
+            return [f"a smaller batch does, by estimate: --batch-tokens {tokens} ({option.layout}; {need})"]
+    return []
 
 
 def _largest(config: Config, target: Target, best: Best) -> str:
