@@ -26,7 +26,7 @@ MOST_FLOPS = 1e9
 """Of a product that is measured; of a larger one a part is."""
 MOST_ELEMENTS = 2**23
 """Of a transposing copy that is measured: beside a run's state, little memory may be left."""
-LEAST_SHARE = 0.01
+LEAST_SHARE = 0.02
 """A product or a transposition that is less of a step goes by the speed of the others."""
 STREAM_BYTES = tuple(2**power for power in (20, 22, 24, 26))  # read and written by a measured pass
 IN_A_ROW = 8
@@ -140,7 +140,7 @@ def measure_cpu(program: Program) -> CpuPeaks:
         took = {key: probe.call_s(emptied_cache) for key, probe in probes.items()}
         call_s = empty.call_s(emptied_cache)
         # A virtual machine may have to ask its host for memory at first; a step uses the same again and again.
-        fresh_s = min(fresh.calls_s(emptied_cache, most_s=0.4))
+        fresh_s = min(fresh.calls_s(emptied_cache, most_s=0.25))
     small_s = took["all", small[0]] - call_s / IN_A_ROW
     woken_s = max(call_s, took["woken"] - small_s)
     for key, probe in probes.items():
