@@ -38,7 +38,7 @@ def main() -> int:
     parser.add_argument("--model", default="gpt2")
     parser.add_argument("--chip", default="v5e-8")
     parser.add_argument("--meshes", nargs="+", help="default: all on data, all on fsdp")
-    parser.add_argument("--rows", nargs="+", type=int, default=[4, 8], help="of each device at once")
+    parser.add_argument("--rows", nargs="+", type=int, default=[2, 8], help="of each device at once")
     parser.add_argument("--cache", type=Path, default=default_folder())
     args = parser.parse_args()
     target = parse_target(args.chip)
