@@ -159,3 +159,10 @@ def test_a_toy_is_really_compiled_and_read(tmp_path: Path) -> None:
     assert option.hbm.by_category["moments"] // (4 * params) == 2
     assert not list(tmp_path.glob(".*")), "nothing half-made is left"
     assert os.listdir(tmp_path / os.listdir(tmp_path)[0])
+
+
+def test_a_program_that_is_taken_but_too_large_does_not_fit(tmp_path: Path, child: Child) -> None:
+    child.answer["memory"] = {**MEMORY, "temp_bytes": 16 * 2**30}
+    option = compiler(tmp_path).option(LAYOUT)
+    assert not option.fits
+    assert option.refusal == "the compiler takes it, but all together it holds 16.00 GiB, and a device has 15.75 GiB"

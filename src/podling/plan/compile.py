@@ -18,7 +18,7 @@ from podling.cost.records import Hbm, Layout, OpTime, StepTime, Tensor
 from podling.cost.refusal import read_refusal
 from podling.cost.step_time import step_time
 from podling.errors import InputError, Problem, RunError
-from podling.files import writing
+from podling.files import show_binary, writing
 from podling.hlo.program import read_program
 from podling.parallel.axes import read_mesh
 from podling.plan.cache import READING_SOURCE, Programs, program_key, source_hash
@@ -69,7 +69,8 @@ class Compiler:
             refusal = read_refusal(answer["refused"], self.target.device_bytes)
             return Option(layout, refusal.hbm, None, answer["compile_s"], refusal.words, where)
         hbm, time_ = self._read(key, layout, answer)
-        return Option(layout, hbm, time_, answer["compile_s"], "", where)
+        over = "" if hbm.fits else _too_much(hbm)
+        return Option(layout, hbm, time_, answer["compile_s"], over, where)
 
     def _job(self, layout: Layout) -> dict[str, Any]:
         topology = self.target.topology
@@ -110,6 +111,12 @@ class Compiler:
             found = {"hbm": asdict(hbm), "time": asdict(replace(read, ops=read.ops[:SHOWN_OPS]))}
             self.programs.keep_reading(key, how, found)
         return _hbm(found["hbm"]), _step_time(found["time"])
+
+
+def _too_much(hbm: Hbm) -> str:
+    """The compiler's limit is for its temporaries; what is passed in, and gaps, must have room too."""
+    held, limit = show_binary(hbm.total_bytes), show_binary(hbm.limit_bytes)
+    return f"the compiler takes it, but all together it holds {held}, and a device has {limit}"
 
 
 def _hbm(record: dict[str, Any]) -> Hbm:
