@@ -72,6 +72,7 @@ def _option(option: Option) -> dict[str, Any]:
         **_memory(option.hbm),
         **_time(option.time),
         "compile_s": option.compile_s,
+        "estimated_step_s": option.estimated_s,
         "refusal": option.refusal or None,
         "compiler_text": option.compiler_text or None,
     }

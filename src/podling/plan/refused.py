@@ -1,9 +1,10 @@
 """When nothing fits: what needed how much, and what would."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from podling.config import Config
+from podling.cost.records import Layout
 from podling.errors import Problem
 from podling.files import show_binary
 from podling.model.fit import batch_problems, fits, mesh_problems
@@ -16,6 +17,37 @@ from podling.presets import PRESETS
 
 Best = Callable[[Config, Target, frozenset[str]], Option | None]
 """The fastest layout that fits by estimate, with these flags held; None where there is none."""
+
+
+def way_out(refused: Option, fitting: Sequence[Option]) -> str:
+    """What would have to change for a refused layout to fit, and what that costs; empty where nothing is known to fit.
+
+    Args:
+        refused: a layout.
+        fitting: those that fit, fastest first.
+    """
+    if not fitting:
+        return ""
+    nearest = min(fitting, key=lambda option: len(_changes(refused.layout, option.layout)))
+    words = (
+        f"with {', '.join(_changes(refused.layout, nearest.layout))} it fits ({show_binary(nearest.hbm.total_bytes)})"
+    )
+    if refused.estimated_s and nearest.estimated_s:
+        slower = nearest.estimated_s / refused.estimated_s - 1
+        cost = "at no cost in speed" if slower < 0.005 else f"and takes {slower:.0%} longer"
+        words += f" {cost}, by estimate"
+    return words
+
+
+def _changes(before: Layout, after: Layout) -> list[str]:
+    """The parts of a layout that differ, as they are afterwards."""
+    parts = {
+        "mesh": after.mesh,
+        "micro_batch": f"{after.micro_batch} rows at a time",
+        "remat": f"remat {after.remat}",
+        "loss_chunk": f"loss chunks of {after.loss_chunk}" if after.loss_chunk else "the loss in one piece",
+    }
+    return [words for name, words in parts.items() if getattr(before, name) != getattr(after, name)]
 
 
 def undivided(config: Config, target: Target, held: frozenset[str]) -> list[Problem]:

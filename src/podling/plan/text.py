@@ -10,6 +10,7 @@ from rich.text import Text
 from podling.files import counted, show_binary
 from podling.plan.record import model_name, own_steps
 from podling.plan.records import Plan
+from podling.plan.refused import way_out
 from podling.plan.tables import (
     memory_table,
     ops_table,
@@ -130,7 +131,8 @@ def _refused(plan: Plan) -> list[str]:
     lines = []
     for option in plan.refused[:MOST_REFUSED]:
         kept = f" (the compiler's own words: {option.compiler_text})" if option.compiler_text else ""
-        lines.append(f"{option.layout}: {option.refusal}{kept}")
+        out = way_out(option, (plan.chosen, *plan.runners_up) if plan.chosen.fits else ())
+        lines.append(f"{option.layout}: {option.refusal}{kept}{f'; {out}' if out else ''}")
     if len(plan.refused) > MOST_REFUSED:
         lines.append(f"and {len(plan.refused) - MOST_REFUSED} more (--json has them)")
     return lines
