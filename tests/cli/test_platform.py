@@ -12,6 +12,7 @@ import pytest
 from podling.cli import platform
 from podling.cli.main import COMMANDS
 from podling.cli.platform import choose_platform
+from podling.errors import InputError
 from podling.parallel.hardware import accelerator
 
 
@@ -45,6 +46,14 @@ def test_the_tpu_compiler_without_a_tpu_is_left_asleep(
     monkeypatch.setattr(platform, "accelerator", lambda: found)
     choose_platform("auto")
     assert os.environ["JAX_PLATFORMS"] == after
+
+
+@pytest.mark.parametrize("count", ["abc", "0", "-1", "1.5", ""])
+def test_a_number_of_devices_that_is_none_is_refused(count: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "jax", raising=False)
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", count)
+    with pytest.raises(InputError, match="JAX_NUM_CPU_DEVICES"):
+        choose_platform("cpu")
 
 
 def test_too_late_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,10 @@ import os
 import sys
 from importlib.util import find_spec
 
+from podling.errors import InputError, Problem
 from podling.parallel.hardware import accelerator
+
+COUNT = "JAX_NUM_CPU_DEVICES"
 
 
 def choose_platform(device: str) -> None:
@@ -17,9 +20,17 @@ def choose_platform(device: str) -> None:
 
     Args:
         device: `auto`, `cpu`, `gpu` or `tpu`.
+
+    Raises:
+        InputError: the environment asks for a number of CPU devices that is none; JAX would end in a traceback.
     """
     if "jax" in sys.modules:
         return
+    count = os.environ.get(COUNT)
+    if count is not None and not (count.isdecimal() and int(count) > 0):
+        raise InputError(
+            Problem(COUNT, f"{count!r} is no whole number from 1 up", f"for example {COUNT}=8, or unset it")
+        )
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # C++ information and warnings
     if os.environ.get("JAX_PLATFORMS"):
         return
