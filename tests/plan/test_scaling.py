@@ -40,12 +40,16 @@ def curves() -> Scaling:
         ("v3-8", [8, 32, 64, 128, 256, 512]),  # cores
         ("v5p-8", [4, 8, 16, 32, 64, 128, 256]),
         ("8xh100", [1, 2, 4, 8, 16, 32, 64, 128, 256]),
+        ("2xv5e-256", [1, 4, 8, 16, 32, 64, 128, 256, 512]),
+        ("2xv5e-4", [1, 4, 8, 16, 32, 64, 128, 256]),
+        ("3xh100", [1, 2, 3, 4, 8, 16, 32, 64, 128, 256]),
     ],
 )
 def test_every_size_that_exists(chip, devices):
     found = sizes_of(parse_target(chip))
     assert [target.devices for target in found] == devices
     assert len({target.chip.name for target in found}) == 1
+    assert parse_target(chip) in found
 
 
 def test_a_cpu_does_not_scale():
@@ -126,6 +130,28 @@ def test_the_picture_holds_every_point_in_its_place():
             assert float(text.get("x", 0)) + 0.62 * float(text.get("font-size", 0)) * len(text.text or "") <= width
     words = [text.text for text in root.iter(f"{SVG}text")]
     assert words.count("256") == 2 and "1.00M" in words and "from compiled programs" in words
+
+
+def test_what_efficiency_is_against_is_said():
+    assert curves().measure() == [
+        "efficiency: tokens/s of a device against the first that fits:",
+        "strong: 4 devices; weak: 1 device",
+    ]
+    better = replace(curves(), weak=(point(1, 1e5), point(4, 5.27e5)))
+    assert better.efficiency("weak")[1] == pytest.approx(1.3175)
+    assert "over 100%: a device is faster there" in better.measure()[2]
+    stream = io.StringIO()
+    show_scaling(better, Console(file=stream, width=80))
+    drawn = picture(better)
+    assert all(words in stream.getvalue() and words in drawn for words in better.measure())
+    assert ">125<" in drawn
+
+
+def test_the_title_names_the_sizes_that_are_drawn():
+    assert "gpt2 on v5e, 1 to 256 devices" in picture(curves()) and "strong, does not fit: 1<" in picture(curves())
+    few = Scaling("gpt2", "v5e", (point(1, None), point(4, 4e5), point(8, 8e5)), (point(1, None), point(4, 4e5)))
+    assert "gpt2 on v5e, 4 to 8 devices" in picture(few)
+    assert "strong, does not fit: 1<" in picture(few) and "weak, does not fit: 1<" in picture(few)
 
 
 def test_the_picture_of_nothing_and_of_estimates():

@@ -1,4 +1,4 @@
-"""From one chip to 256: the same batch on more chips (strong scaling), and more batch on more chips (weak scaling)."""
+"""Sizes of a chip compared: the same batch on more chips (strong scaling), and more batch on more (weak scaling)."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +18,9 @@ from podling.train.progress.words import count, share
 MOST_CHIPS = 256
 PlanOf = Callable[[Config, Target], Plan]
 How = Literal["strong", "weak"]
+HOWS: tuple[How, ...] = ("strong", "weak")
+ABOVE = 1.0005
+"""An efficiency that shows as more than 100%."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,17 @@ class Scaling:
         first = next((value for value in each if value), None)
         return [value / first if value and first else None for value in each]
 
+    def measure(self) -> list[str]:
+        """Against which size each curve's efficiency is measured, and what more than 100% means."""
+        if not any(point.tokens_per_s for point in (*self.strong, *self.weak)):
+            return []
+        starts = {how: next((p.devices for p in self.points(how) if p.tokens_per_s), None) for how in HOWS}
+        named = [f"{how}: {start} device{'s' * (start != 1)}" for how, start in starts.items() if start]
+        words = ["efficiency: tokens/s of a device against the first that fits:", "; ".join(named)]
+        if any(value and value > ABOVE for how in HOWS for value in self.efficiency(how)):
+            words.append("over 100%: a device is faster there than at that first size")
+        return words
+
     def points(self, how: How) -> tuple[Point, ...]:
         return self.strong if how == "strong" else self.weak
 
@@ -64,12 +78,12 @@ class Scaling:
                 {**asdict(point), "efficiency": efficiency}
                 for point, efficiency in zip(self.points(how), self.efficiency(how), strict=True)
             ]
-            for how in ("strong", "weak")
+            for how in HOWS
         }
 
 
 def sizes_of(target: Target) -> list[Target]:
-    """The targets of this chip that exist, with 1, 2, 4 ... 256 chips (TPUs) or devices.
+    """The targets of this chip that exist, with 1, 2, 4 ... 256 chips (TPUs) or devices, and the target itself.
 
     Raises:
         InputError: it is a CPU, whose devices share one memory.
@@ -86,7 +100,9 @@ def sizes_of(target: Target) -> list[Target]:
             found.append(parse_target(name))
         except InputError:  # it does not come in this size
             continue
-    return found
+    # Of several with its number of devices (a slice of 8 chips, two slices of 4), the planned one.
+    others = [size for size in found if size.devices != target.devices]
+    return sorted([*others, target], key=lambda size: size.devices)
 
 
 def weak_batch(config: Config, target: Target, devices: int) -> int:
@@ -154,7 +170,8 @@ def show_scaling(scaling: Scaling, console: Console) -> None:
     for how, heading in TITLES.items():
         console.print()
         console.print(_table(scaling, how, heading))
-    console.print("efficiency: tokens/s of a device, against that of the smallest size that fits", style="dim")
+    for words in scaling.measure():
+        console.print(words, style="dim")
     if any(point.source == "estimate" for point in (*scaling.strong, *scaling.weak)):
         console.print("est.: no compiler has seen it, worked out from its sizes", style="dim")
 

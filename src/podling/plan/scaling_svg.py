@@ -19,7 +19,8 @@ Curves = dict[How, Dots]
 def picture(scaling: Scaling) -> str:
     """The SVG document."""
     devices = sorted({point.devices for how in HOWS for point in scaling.points(how)})
-    title = f"{scaling.model} on {scaling.chip}, {devices[0]} to {devices[-1]} devices"
+    drawn = [number for number in devices if any(number == x for how in HOWS for x, _ in _speeds(scaling, how))]
+    title = f"{scaling.model} on {scaling.chip}{_sizes(drawn)}"
     parts = [text(MARGIN, MARGIN + 20, title, 18, bold=True)]
     y = MARGIN + 44.0
     for colour, words in HOWS.values():
@@ -31,8 +32,22 @@ def picture(scaling: Scaling) -> str:
     shares: Curves = {how: _shares(scaling, how) for how in HOWS}
     parts += _panel("efficiency, %", devices, shares, y + 24 + HEIGHT + GAP + 16, None)
     y += 24 + 2 * (HEIGHT + GAP) + 18
-    parts.append(text(MARGIN, y, _footnote(scaling), 12, soft=True))
+    for words in (*scaling.measure(), *_missing(scaling), _footnote(scaling)):
+        parts.append(text(MARGIN, y, words, 12, soft=True))
+        y += 17
     return document(title, parts, round(y + MARGIN))
+
+
+def _sizes(drawn: Sequence[int]) -> str:
+    if not drawn:
+        return ""
+    return f", {drawn[0]} to {drawn[-1]} devices" if len(drawn) > 1 else f", {drawn[0]} devices"
+
+
+def _missing(scaling: Scaling) -> list[str]:
+    """What has no dot."""
+    sizes = {how: [str(p.devices) for p in scaling.points(how) if not p.tokens_per_s] for how in HOWS}
+    return [f"{how}, does not fit: {', '.join(numbers)}" for how, numbers in sizes.items() if numbers]
 
 
 def _speeds(scaling: Scaling, how: How) -> Dots:
@@ -80,7 +95,8 @@ def _panel(heading: str, devices: Sequence[int], curves: Curves, y: float, ideal
     if logarithmic:
         marks = [10.0**power for power in range(round(math.log10(low)), round(math.log10(high)) + 1)]
     else:
-        marks = [0.0, 25.0, 50.0, 75.0, 100.0]
+        apart = 25.0 * math.ceil(high / 250)
+        marks = [apart * number for number in range(int(high // apart) + 1)]
     for mark in marks:
         parts.append(_line([(LEFT, up(mark)), (MARGIN + INNER, up(mark))], 'class="rule"'))
         parts.append(text(LEFT - 8, up(mark) + 4, count(mark), 12, soft=True, anchor="end"))
