@@ -143,6 +143,21 @@ def test_a_killed_child_is_called_that(tmp_path: Path, monkeypatch: pytest.Monke
         run_child(folder, {"topology": "", "devices": 1})
 
 
+def test_a_child_that_dies_with_a_long_message_is_quoted_in_short(tmp_path: Path, monkeypatch) -> None:
+    script = tmp_path / "python"
+    words = "AssertionError: jax_devices=[" + "device, " * 2000
+    script.write_text(f"#!/bin/sh\necho '{words}' >&2\nexit 1\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(compile.sys, "executable", str(script))
+    folder = tmp_path / "cache" / "job"
+    folder.mkdir(parents=True)
+    with pytest.raises(RunError, match="failed: AssertionError: jax_devices") as error:
+        run_child(folder, {"topology": "", "devices": 1})
+    assert len(error.value.problems[0].what) < 330
+    kept = folder.parent / "last-failure.txt"
+    assert str(kept) in str(error.value) and kept.read_text().strip() == words.strip()
+
+
 def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path, child: Child) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="is a file"):

@@ -1,12 +1,14 @@
 """A layout compiled for a target by the target's own compiler, in a process of its own, and read."""
 
+import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from podling.config import Config, to_dict
 from podling.cost.cpu import cpu_step_time
 from podling.cost.cpu_peaks import measure_cpu
 from podling.cost.hbm import MemoryStats, hbm_of
-from podling.cost.records import Hbm, Layout, OpTime, StepTime, Tensor
+from podling.cost.records import Hbm, Layout, StepTime
 from podling.cost.refusal import read_refusal
 from podling.cost.step_time import step_time
 from podling.errors import InputError, Problem, RunError
@@ -22,12 +24,26 @@ from podling.files import show_binary, writing
 from podling.hlo.program import read_program
 from podling.parallel.axes import read_mesh
 from podling.plan.cache import READING_SOURCE, Programs, program_key, source_hash
+from podling.plan.child import NO_SPACE
+from podling.plan.decode import decode
 from podling.plan.records import Option
 from podling.plan.target import Target
 from podling.topology import compiler_environment
 
+LEAST_FREE = 1 << 16
+"""Bytes free on a disk that counts as full."""
 SHOWN_OPS = 60
 """Instructions kept of a reading: those that take most time."""
+SHOWN_WORDS = 300
+"""Characters shown of what a compiler said when it died; all of it is in a file."""
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """What is read from a program."""
+
+    hbm: Hbm
+    time: StepTime
 
 
 def with_layout(config: Config, layout: Layout) -> Config:
@@ -61,9 +77,7 @@ class Compiler:
         config = with_layout(self.config, layout)
         job = self._job(layout)
         key = program_key(config, job)
-        answer = self.programs.answer(key)
-        if answer is None or ("refused" not in answer and self.programs.text(key) is None):
-            answer = self._compile(config, job, key, layout)
+        answer = self._known(key) or self._compile(config, job, key, layout)
         where = str(self.programs.compiler_text(key))
         if "refused" in answer:
             refusal = read_refusal(answer["refused"], self.target.device_bytes)
@@ -71,6 +85,19 @@ class Compiler:
         hbm, time_ = self._read(key, layout, answer)
         over = "" if hbm.fits else _too_much(hbm)
         return Option(layout, hbm, time_, answer["compile_s"], over, where)
+
+    def _known(self, key: str) -> dict[str, Any] | None:
+        """The answer that the cache has; None where it has none, or what it has is damaged."""
+        answer = self.programs.answer(key) or {}
+        try:
+            decode(float, answer.get("compile_s"))
+            if "refused" in answer:
+                decode(str, answer["refused"])
+                return answer
+            decode(MemoryStats, answer.get("memory"))
+        except ValueError:
+            return None
+        return answer if self.programs.text(key) is not None else None
 
     def _job(self, layout: Layout) -> dict[str, Any]:
         topology = self.target.topology
@@ -103,14 +130,15 @@ class Compiler:
                 program, peaks, sizes, stats.temp_bytes
             )
         how = source_hash(READING_SOURCE)
-        found = self.programs.reading(key, how)
-        if found is None:
+        try:
+            found = decode(_Reading, self.programs.reading(key, how))
+        except ValueError:  # not read yet, or damaged
             program = read_program(self.programs.text(key) or "")
             hbm = hbm_of(program, stats, self.target.device_bytes)
             read = step_time(program, self.target.chip, sizes, self.target.topology, self.target.slices)
-            found = {"hbm": asdict(hbm), "time": asdict(replace(read, ops=read.ops[:SHOWN_OPS]))}
-            self.programs.keep_reading(key, how, found)
-        return _hbm(found["hbm"]), _step_time(found["time"])
+            found = _Reading(hbm, replace(read, ops=read.ops[:SHOWN_OPS]))
+            self.programs.keep_reading(key, how, asdict(found))
+        return found.hbm, found.time
 
 
 def _too_much(hbm: Hbm) -> str:
@@ -119,28 +147,19 @@ def _too_much(hbm: Hbm) -> str:
     return f"the compiler takes it, but all together it holds {held}, and a device has {limit}"
 
 
-def _hbm(record: dict[str, Any]) -> Hbm:
-    return Hbm(**{**record, "largest": tuple(Tensor(**tensor) for tensor in record["largest"])})
-
-
-def _step_time(record: dict[str, Any]) -> StepTime:
-    low, high = record["range_s"]
-    return StepTime(**{**record, "range_s": (low, high), "ops": tuple(OpTime(**op) for op in record["ops"])})
-
-
 def run_child(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
     """Run the compiler on a job, its output in `folder/compiler.txt`; what it answered.
 
     Raises:
         InputError: what the compiler does not take.
-        RunError: it died; the file with its words is named.
+        RunError: no space for what it writes, or it died; the file with its words is named.
     """
     environment = {**os.environ, **(compiler_environment() if job["topology"] else {"JAX_PLATFORMS": "cpu"})}
     if not job["topology"]:
         environment["JAX_NUM_CPU_DEVICES"] = str(job["devices"])
     with writing(folder), (folder / "compiler.txt").open("wb") as said:
         child = subprocess.Popen(
-            [sys.executable, "-m", "podling.plan.child", str(folder)],
+            [sys.executable, "-m", "podling.plan.child", str(folder), str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=said,
             stderr=said,
@@ -152,6 +171,8 @@ def run_child(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
             child.kill()
             child.wait()
     answer_file = folder / "answer.json"
+    if child.returncode > 0:
+        _no_space(folder, child.returncode)
     if child.returncode or not answer_file.exists():
         raise RunError(_died(folder, child.returncode))
     answer = json.loads(answer_file.read_text())
@@ -163,6 +184,15 @@ def run_child(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
+def _no_space(folder: Path, code: int) -> None:
+    """Raise what `writing` does if this is why the child failed: it ends with the number of the error."""
+    full = shutil.disk_usage(folder).free < LEAST_FREE
+    if code in NO_SPACE or full:
+        with writing(folder.parent):
+            number = code if code in NO_SPACE else errno.ENOSPC
+            raise OSError(number, os.strerror(number))
+
+
 def _died(folder: Path, code: int) -> Problem:
     """What to say of a compiler that left no answer; its words are kept where the folder will not be removed."""
     text = (folder / "compiler.txt").read_text(errors="replace")
@@ -172,5 +202,7 @@ def _died(folder: Path, code: int) -> Problem:
     if code == -9:
         what = "was killed: this machine has too little memory for it, or someone stopped it"
         return Problem("the compiler", what, f"close other programs, then repeat; its output: {kept}")
-    lines = [line for line in text.strip().splitlines() if line.strip()]
-    return Problem("the compiler", f"failed: {lines[-1] if lines else 'it said nothing'}", f"its whole output: {kept}")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    last = lines[-1] if lines else "it said nothing"
+    last = last if len(last) <= SHOWN_WORDS else last[:SHOWN_WORDS] + " ..."
+    return Problem("the compiler", f"failed: {last}", f"its whole output: {kept}")
