@@ -287,3 +287,45 @@ def test_what_does_not_go_together_is_refused():
         step_time(program(body), CHIP, ONE, parse_topology("v5e:2x4"))
     with pytest.raises(ValueError, match="h100 is no TPU"):
         step_time(program(body), CHIPS["h100"], ONE)
+
+
+def exchanged(between: str, kind: str = "ALL_REDUCE") -> str:
+    """1000 bytes to the other slices and back, beside what stands between."""
+    says = (
+        'is_host_transfer=true, frontend_attributes={_xla_host_transfer_rendezvous="add.1_0",'
+        f'_xla_megascale_transfer_type="{kind}"}}'
+    )
+    return f"""
+  %after = token[] after-all()
+  %to = ({SMALL}, u32[], token[]) send(%x, %after), channel_id=2, {says}
+  %from = ({SMALL}, u32[], token[]) recv(%after), channel_id=1, {says}
+{between}
+  %sent = token[] send-done(%to), channel_id=2, is_host_transfer=true
+  %got = ({SMALL}, token[]) recv-done(%from), channel_id=1, is_host_transfer=true"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "between", "waited_us"),
+    [
+        ("ALL_REDUCE", "", 10),  # there and back: half of it each time, at 100 bytes/us
+        ("REDUCE_SCATTER", "", 5),
+        ("ALL_REDUCE", f"  %r = {NEAR} tanh(%n), {cycles(4000)}", 6),  # beside compute
+        ("ALL_REDUCE", f"  %r = {NEAR} tanh(%n), {cycles(40000)}", 0),
+    ],
+)
+def test_what_slices_exchange_is_waited_for(kind, between, waited_us):
+    chip = dataclasses.replace(CHIP, between_slices_bytes_per_s=1e8)
+    two = {"data": 2, "fsdp": 4, "tensor": 2}
+    found = step_time(program(exchanged(between, kind)), chip, two, slices=2, factor=1.0)
+    assert found.parts_s["collective"] == pytest.approx(waited_us * US)
+    assert [op.op_name for op in found.ops if op.kind == "collective"] == [
+        f"between slices: {kind.lower().replace('_', '-')}"
+    ]
+    assert "never measured" in found.calibration
+
+
+def test_collectives_of_a_slices_program_stay_within_it():
+    body = f"  %r = {SMALL} all-reduce(%x), replica_groups={{{{0,1,2,3,4,5,6,7}}}}, to_apply=%sum"
+    alone = timed(body, mesh={"data": 8, "fsdp": 1, "tensor": 1})
+    both = timed(body, mesh={"data": 16, "fsdp": 1, "tensor": 1}, slices=2)  # 8 partitions: of one slice
+    assert alone.parts_s["collective"] == both.parts_s["collective"] > 0

@@ -6,6 +6,7 @@ and collectives that run beside the compute take what of them is not done when t
 Loops count their turns, a conditional its longer branch.
 """
 
+import math
 import re
 from collections.abc import Mapping
 
@@ -14,6 +15,7 @@ from podling.cost.calibration import calibration
 from podling.cost.lanes import Lanes
 from podling.cost.links import Links, join
 from podling.cost.records import KINDS, Kind, OpTime, StepTime
+from podling.cost.slices import BETWEEN, exchange_of
 from podling.hlo.access import hbm_bytes
 from podling.hlo.collectives import Collective, find_collectives
 from podling.hlo.matmuls import Matmul, find_matmuls
@@ -24,6 +26,7 @@ from podling.topology import Topology
 KERNEL_EFFICIENCY = 0.5
 """Of the peak, that a custom kernel reaches: it has no estimate but the operations that it states."""
 ON_LINKS = ("all-", "reduce-scatter", "collective-", "ragged-all-to-all")
+ON_THE_HOST = ("send", "send-done", "recv", "recv-done")
 COPIES = ("copy-start", "slice-start", "async-start")
 
 
@@ -53,7 +56,10 @@ def step_time(
         raise ValueError(f"{chip.name} is no TPU")
     known = calibration(chip.name)
     used = known.factor if factor is None else factor
-    schedule = _Schedule(program, chip, mesh, join(chip, mesh, topology, slices), used)
+    links = join(chip, mesh, topology, slices)
+    if program.partitions < math.prod(mesh.values()):  # it is the program of one slice
+        mesh, links = links.sizes, join(chip, links.sizes, topology)
+    schedule = _Schedule(program, chip, mesh, links, used, slices)
     ops = sorted(schedule.run(program.entry, 1), key=lambda op: -op.step_s)
     parts: dict[Kind, float] = {kind: sum(op.step_s for op in ops if op.kind == kind) for kind in KINDS}
     total = sum(parts.values())
@@ -65,8 +71,8 @@ def step_time(
 class _Schedule:
     """A program's computations, run in the mind."""
 
-    def __init__(self, program: Program, chip: Chip, mesh: Mapping[str, int], links: Links, factor: float):
-        self.program, self.chip, self.links, self.factor = program, chip, links, factor
+    def __init__(self, program: Program, chip: Chip, mesh: Mapping[str, int], links: Links, factor: float, slices: int):
+        self.program, self.chip, self.links, self.factor, self.slices = program, chip, links, factor, slices
         self.silent = 0  # custom kernels that state no operations
         self.unknown_loops: list[str] = []
         self.matmuls: dict[tuple[str, str], list[Matmul]] = {}
@@ -85,6 +91,8 @@ class _Schedule:
             said.append(f"loops of unknown length counted once: {', '.join(self.unknown_loops)}")
         if self.silent:
             said.append(f"{self.silent} custom kernels state no operations: counted by their bytes alone")
+        if self.slices > 1:
+            said.append("what slices exchange is counted by its bytes over the published bandwidth, never measured")
         return said
 
     def run(self, computation: str, times: int) -> list[OpTime]:
@@ -118,6 +126,8 @@ class _Schedule:
 
     def _one(self, lanes: Lanes, computation: str, instruction: Instruction, times: int) -> list[OpTime]:
         name, opcode = instruction.name, instruction.opcode
+        if opcode in ON_THE_HOST:
+            return self._exchanged(lanes, computation, instruction, times)
         begins, ends = (at.get((computation, name), []) for at in (self.starts, self.ends))
         for one in begins:
             if one.asynchronous:
@@ -136,6 +146,21 @@ class _Schedule:
             if not one.asynchronous:  # it runs after what is fused with it
                 lanes.send(one.name, one.axes, self.links.of(one))
         return ops + [self._collected(lanes, one, times) for one in ends]
+
+    def _exchanged(self, lanes: Lanes, computation: str, instruction: Instruction, times: int) -> list[OpTime]:
+        """Begin an exchange between slices, or wait for it."""
+        one = exchange_of(self.program, computation, instruction)
+        if one is None:
+            return []
+        seconds = one.seconds(self.chip, self.slices)
+        if instruction.opcode == "send":
+            lanes.send(one.name, BETWEEN, seconds)
+            return []
+        waited = lanes.wait(one.name, BETWEEN) * times if one.name in lanes.tickets else seconds * times
+        words = f"between slices: {one.kind.lower().replace('_', '-')}"
+        return [
+            OpTime(instruction.name, computation, words, "collective", times, waited, 0.0, None, 0, 0, seconds * times)
+        ]
 
     def _collected(self, lanes: Lanes, one: Collective, times: int) -> OpTime:
         """What is waited for a collective."""
