@@ -12,6 +12,7 @@ from podling import topology
 from podling.cli.main import main
 from podling.config import DataConfig
 from podling.data.prepare import prepare
+from podling.errors import InputError
 
 KEYS = (
     "fits chip devices model mesh micro_batch accumulation remat loss_chunk hbm_bytes hbm_limit_bytes step_s "
@@ -163,6 +164,79 @@ def test_what_it_refuses(capfd: pytest.CaptureFixture[str], args: list[str], wor
         assert word in text
 
 
+def test_a_vocabulary_of_another_size_is_refused_in_the_words_of_train(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from podling.cli.train import read
+    from podling.train.progress import QuietReporter
+    from podling.train.start import prepare_data
+
+    (tmp_path / "a.txt").write_text("words and more words\n\n" * 1000)
+    flags = ["--model", "gpt2-nano", "--data", str(tmp_path / "a.txt"), "--data.cache", str(tmp_path / "cache")]
+    flags += ["--tokenizer", "bytes", "--model.vocab-size", "60000"]
+    with pytest.raises(InputError) as train:
+        prepare_data(read(flags)[2], QuietReporter())
+    code, found, _ = call(capfd, "--chip", "h100", *flags)
+    (problem,) = found["error"]["problems"]
+    assert code == 2
+    assert (problem["where"], problem["what"], problem["fix"]) == tuple(vars(train.value.problems[0]).values())
+    for tokenizer, size in ((["gpt2"], 50257), (["bpe", "--vocab-size", "2000"], 2000)):
+        args = ("--model", "gpt2", "--chip", "h100", "--tokenizer", *tokenizer, "--model.vocab-size")
+        code, found, _ = call(capfd, *args, "60000")
+        assert code == 2 and f"is 60000, and the tokenizer has {size} tokens" in json.dumps(found)
+        code, found, _ = call(capfd, *args, str(size))
+        assert code == 0 and "--model.vocab-size" not in found["command"]
+    code, found, _ = call(capfd, "--model", "gpt2", "--chip", "h100", "--tokenizer", "char", "--model.vocab-size", "99")
+    assert code == 0 and "--model.vocab-size 99" in found["command"]
+
+
+def test_prepared_data_made_otherwise_is_refused_in_the_words_of_train(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text("".join(f"the {number}th of many lines\n\n" for number in range(3000)))
+    made = prepare(DataConfig(paths=(str(tmp_path / "a.txt"),), vocab_size=270), tmp_path / "prepared", None)
+    args = ("--model", "gpt2-mini", "--chip", "h100", "--data", str(made))
+    for given in (["--tokenizer", "gpt2"], ["--vocab-size", "2000"], ["--data.holdout", "0.2"]):
+        code, found, _ = call(capfd, *args, *given)
+        assert code == 2 and "was prepared with" in found["error"]["problems"][0]["what"], given
+    code, found, _ = call(capfd, *args, "--tokenizer", "bpe", "--model.vocab-size", "270")
+    assert code == 0 and "--vocab-size 270" in found["command"] and "--model.vocab-size" not in found["command"]
+
+
+@pytest.mark.parametrize("given", [["--model.layers", "30"], ["--context", "2048"], ["--config", "FILE"]])
+def test_without_a_preset_gpt2_is_changed(capfd: pytest.CaptureFixture[str], tmp_path: Path, given: list[str]) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text(json.dumps({"train": {"seed": 7}, "model": {"layers": 10}}))
+    given = [word.replace("FILE", str(file)) for word in given]
+    code, found, _ = call(capfd, "--chip", "8xh100", *given)
+    assert code == 0 and found["preset"] == "gpt2" and found["batch_tokens"] == 524288
+    assert any("no --model is given: planned from gpt2" in note for note in found["notes"])
+    if given[0] == "--config":
+        assert "--seed 7" in found["command"] and "--model.layers 10" in found["command"]
+    else:
+        assert " ".join(given) in found["command"]
+    _, found, _ = call(capfd, "--chip", "8xh100", "--model", "gpt2", *given)
+    assert not any("no --model" in note for note in found["notes"])
+
+
+def test_a_warm_up_is_judged_by_the_steps_of_the_budget(capfd: pytest.CaptureFixture[str]) -> None:
+    args = ("--model", "gpt2", "--chip", "8xh100", "--optimizer.warmup-steps", "20000")
+    code, found, _ = call(capfd, *args, "--budget", "9h")
+    assert code == 0 and found["steps"] > 20000 and "--optimizer.warmup-steps 20000" in found["command"]
+    code, found, _ = call(capfd, *args, "--budget", "1h")
+    assert code == 2 and "that the budget has time for" in json.dumps(found)
+    code, found, _ = call(capfd, *args)
+    assert code == 2 and "longer than the run of 19073" in json.dumps(found)
+
+
+def test_the_command_asks_for_data_where_the_model_is_too_large_for_the_default_text(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    for model, asks in (("gpt2", True), ("gpt2-mini", True), ("gpt2-micro", False), ("gpt2-nano", False)):
+        _, found, _ = call(capfd, "--model", model, "--chip", "h100", "--tokenizer", "bytes")
+        assert found["command"].endswith("--data PATH") == asks, model
+
+
 def test_what_cannot_be_is_answered_without_jax() -> None:
     code = (
         "import sys; from podling.cli.main import main;"
@@ -210,6 +284,9 @@ def test_a_budget_without_a_model_chooses_the_size(capfd: pytest.CaptureFixture[
     code, hours, _ = call(capfd, "--chip", "8xh100", "--budget", "9h")
     assert code == 0 and len(hours["sizes"]) > 3
     losses = [sum(size["loss_range"]) for size in hours["sizes"] if size["fits"] and size["loss_range"]]
+    by_law = [size["law_loss"] for size in hours["sizes"] if size["law_loss"] is not None]
+    assert by_law == sorted(by_law) and len(by_law) == len(losses)
+    assert not any(size["compiled"] for size in hours["sizes"])
     assert losses == sorted(losses) and hours["params"] == hours["sizes"][0]["params"]
     code, minutes, _ = call(capfd, "--chip", "8xh100", "--budget", "30m")
     assert code == 0 and minutes["params"] < hours["params"]

@@ -98,14 +98,14 @@ def test_an_approximate_target_is_marked_once():
 
 def test_the_sizes_compared_are_shown_with_the_chosen_first():
     sizes = (
-        Size("gpt2", 124439808, 32605470720, 1048576.0, (3.05, 3.21), True, True),
+        Size("gpt2", 124439808, 32605470720, 1048576.0, (3.05, 3.21), True, True, 3.0512),
         Size("gpt2-medium", 354823168, 9000000000, 300000.0, (3.1, 3.3), False, True),
         Size("gpt2-xl", 1557611200, 0, 0.0, None, False, False),
     )
     text = shown(plan(sizes=sizes))
     rows = [line.split() for line in text.splitlines()]
     first = next(row for row in rows if row[:1] == ["gpt2"])
-    assert first == ["gpt2", "124M", "32.6B", "1.05M", "3.05", "to", "3.21", "chosen"]
+    assert first == ["gpt2", "124M", "32.6B", "1.05M", "3.051", "3.05", "to", "3.21", "chosen"]
     assert next(row for row in rows if row[:1] == ["gpt2-medium"])[-1] == "est."
     assert "does not fit" in next(line for line in text.splitlines() if line.startswith("gpt2-xl"))
     assert record(plan(sizes=sizes))["model"] == "gpt2"

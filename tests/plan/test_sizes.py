@@ -87,6 +87,26 @@ def test_repeating_little_text_calls_for_a_smaller_model_than_new_text():
     assert little.candidate.params < plenty.candidate.params
 
 
+def test_no_size_reads_its_data_more_than_forty_times():
+    """Smaller models are faster: without a limit they would be left out, and the slowest chosen."""
+    sizes, data_tokens = candidates(base()), 10**8
+    ranked = rank_sizes(sizes, seconds(sizes, 6e14), TARGET, 9 * 3600, {}, data_tokens)
+    assert all(one.use.epochs <= 40 and one.law_loss is not None for one in ranked)
+    assert len({one.use.tokens for one in ranked[:3]}) == 1 and ranked[0].use.epochs > 39.5
+    longer = rank_sizes(sizes, seconds(sizes, 6e14), TARGET, 90 * 3600, {}, data_tokens)
+    assert longer[0].use.tokens == ranked[0].use.tokens  # ten times the time buys no more
+
+
+def test_a_warm_up_that_was_typed_must_fit_the_run():
+    sizes = candidates(base())
+    typed = [
+        replace(one, config=replace(one.config, optimizer=replace(base().optimizer, warmup_steps=10**7)))
+        for one in sizes
+    ]
+    with pytest.raises(InputError, match="that the budget has time for"):
+        rank_sizes(typed, seconds(sizes, 6e14), TARGET, 3600, {}, None, {"--optimizer.warmup-steps"})
+
+
 def test_sizes_without_a_time_are_left_out_and_compile_times_count():
     sizes = candidates(base())
     times = seconds(sizes, 6e14)
@@ -99,7 +119,8 @@ def test_sizes_without_a_time_are_left_out_and_compile_times_count():
     ("vocab_size", "budget_s", "data_tokens", "where", "words"),
     [
         (2048, 32400, None, "--model", "vocabulary of 2,048"),
-        (50257, 32400, 10**6, "--model", "epochs of the same text"),
+        (50257, 32400, 10**6, "--model", "1.0M tokens of text, read 40 times (more often brings nothing), come to 40M"),
+        (50257, 230, 10**9, "--model", "the budget has time for 144M tokens with gpt2-27m"),
         (50257, 60, None, "--budget", "too short"),
     ],
 )

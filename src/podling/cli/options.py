@@ -21,10 +21,14 @@ Dtype = Literal["auto", "float32", "bfloat16"]
 ConfigFlag = Annotated[str, arg(name="config", metavar="FILE", help_behavior_hint="")]
 
 
-def base_config(argv: Sequence[str]) -> tuple[Config, list[Problem]]:
+def base_config(argv: Sequence[str], preset: str = "gpt2-micro") -> tuple[Config, list[Problem]]:
     """The configuration that the flags start from, as `--resume`, `--config` and `--model` decide it.
 
     An explicit `--model` gives its preset's sizes even where a file has others; the file keeps its say in the rest.
+
+    Args:
+        argv: the arguments.
+        preset: the one that is meant where nothing names one.
 
     Returns:
         The configuration, and what kept it from being the one that was asked for.
@@ -34,11 +38,11 @@ def base_config(argv: Sequence[str]) -> tuple[Config, list[Problem]]:
         if resume is not None:
             base = open_run(resume)[0]
         elif path is not None:
-            base = _read(Path(path))
+            base = _read(Path(path), preset)
         else:
-            base = PRESETS[name].config if name in PRESETS else Config()
+            base = PRESETS[name if name in PRESETS else preset].config
     except InputError as error:
-        return Config(), error.problems
+        return PRESETS[preset].config, error.problems
     if name in PRESETS:
         base = replace(base, model=PRESETS[name].config.model)
     if resume is not None:
@@ -77,12 +81,12 @@ def open_run(path: str) -> tuple[Config, RunPaths]:
     return load_run(Path(path))
 
 
-def _read(path: Path) -> Config:
-    """A configuration file over the defaults of the preset it names."""
+def _read(path: Path, preset: str) -> Config:
+    """A configuration file over the defaults of the preset it names, or else of `preset`."""
     data = read_json(path)
     model = data.get("model")
     name = model.get("preset") if isinstance(model, dict) else None
-    layers: dict[str, Any] = to_dict(PRESETS[name].config if name in PRESETS else Config())
+    layers: dict[str, Any] = to_dict(PRESETS[name if name in PRESETS else preset].config)
     for section, fields in data.items():
         known = isinstance(fields, dict) and isinstance(layers.get(section), dict)
         layers[section] = layers[section] | fields if known else fields

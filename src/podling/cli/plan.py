@@ -18,13 +18,14 @@ from podling.files import atomic_write
 from podling.model.fit import mesh_problems
 from podling.parallel.axes import read_mesh
 from podling.plan.target import Target, parse_target
-from podling.presets import PRESETS
 from podling.validate import out_problems, svg_problems, validate
 
+DEFAULT = "gpt2"
+"""The preset that is meant where none is named: train's own default is for a laptop."""
 SCALED = ("--mesh", "--train.micro-batch")
 """What is fixed for one number of devices and cannot hold for all."""
 SCALED_COMPILES = 2
-"""Programs for each point of the scaling curves: there are up to eighteen."""
+"""Programs for each point of the scaling curves: there are up to twenty."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,31 +100,37 @@ def _read(argv: list[str]) -> _Asked:
     from podling.plan.budget import parse_budget
     from podling.plan.data_size import data_tokens
 
-    base, problems = base_config(argv)
+    base, problems = base_config(argv, DEFAULT)
     choose = not any(re.match("--(model|context|config|init)", word) for word in argv)
-    if choose:
-        base = PRESETS["gpt2"].config
-    parsed = parse(
-        Args, argv, prog="podling plan", description=DESCRIPTION, default=Args(config=base), problems=problems
-    )
+    default = Args(config=base)
+    parsed = parse(Args, argv, prog="podling plan", description=DESCRIPTION, default=default, problems=problems)
     args, given = parsed.args, parsed.given
     config, notes, found = settle(args.config, given)
     target = _tried(found, "--chip", parse_target, args.chip) if args.chip else None
     budget_s = _tried(found, "--budget", parse_budget, args.budget) if "--budget" in given else None
     search_s = _tried(found, "--search-time", parse_budget, args.search_time)
-    found += _flag_problems(args, given, target, choose) + validate(config)
+    found += _flag_problems(args, given, target, choose) + validate(_of_any_length(config, given))
     found += data_problems(config.data, everything=False)
     tokens = None
     if target is not None and not found and not parsed.problems:
-        config, more, found = with_vocabulary(config)
+        config, more, found = with_vocabulary(config, as_train=True)
         if not choose and "--mesh" in _held(config, given):
             found += mesh_problems(config, read_mesh(config.run.mesh)[0], target.devices)
         tokens, words = _tried(found, "", data_tokens, config.data) or (None, "")
         notes += more + ([words] if words else [])
+        if not choose and not {"--model", "--init"} & given and config.model.preset == DEFAULT:
+            notes.append(f"no --model is given: planned from {DEFAULT}, with what is given changed in it")
     named = {problem.where for problem in parsed.problems}
     raise_if(parsed.problems + [problem for problem in found if problem.where not in named])
     assert target is not None and search_s is not None
     return _Asked(args, config, _held(config, given), target, budget_s, search_s, tokens, choose, tuple(notes))
+
+
+def _of_any_length(config: Config, given: frozenset[str]) -> Config:
+    """A budget decides the steps, so a warm-up is judged when it is spent, and not by the preset's steps."""
+    steps = max(config.train.steps, config.optimizer.warmup_steps)
+    longer = replace(config, train=replace(config.train, steps=steps, tokens=0))
+    return longer if "--budget" in given else config
 
 
 def _tried(problems: list[Problem], where: str, read: Callable[[Any], Any], value: Any) -> Any:
@@ -149,11 +156,8 @@ def _flag_problems(args: Args, given: frozenset[str], target: Target | None, cho
         problems.append(Problem(where, what, fix))
 
     if not args.chip:
-        wrong(
-            "--chip",
-            "nothing says what to plan for",
-            "--chip v5e-8 (Kaggle's free TPU), v5e-1 (Colab's), h100, cpu ...",
-        )
+        fix = "--chip v5e-8 (Kaggle's free TPU), v5e-1 (Colab's), h100, cpu ..."
+        wrong("--chip", "nothing says what to plan for", fix)
     if choose and "--budget" not in given:
         fix = "give --model gpt2, or a --budget such as 9h to have the size chosen"
         wrong("--model", "nothing says which model to plan for", fix)

@@ -43,6 +43,7 @@ def spend(
     compile_s: float | None,
     budget_s: float,
     data_tokens: int | None,
+    most_steps: int | None = None,
 ) -> BudgetUse:
     """As many steps as a session has time for, with the evaluations and checkpoints that come with them.
 
@@ -53,6 +54,7 @@ def spend(
         compile_s: of the step's program; None when that is not known.
         budget_s: seconds of the session.
         data_tokens: training tokens there are; None when that is not known.
+        most_steps: not more than these, though there be time.
 
     Raises:
         InputError: there is no time for one step and one checkpoint.
@@ -80,6 +82,7 @@ def spend(
     if total_s(use(1)) > budget_s:
         raise InputError(_too_short(use(1)))
     steps, beyond = 1, 1 + int(budget_s / step_s)  # there is time for the first of them, and none for the last
+    beyond = beyond if most_steps is None else min(beyond, most_steps + 1)
     while beyond - steps > 1:
         middle = (steps + beyond) // 2
         steps, beyond = (middle, beyond) if total_s(use(middle)) <= budget_s else (steps, middle)

@@ -39,6 +39,7 @@ def make_plan(
     data_tokens: int | None,
     say: Callable[[str], None],
     limits: Limits,
+    most_steps: int | None = None,
 ) -> Plan:
     """Choose the layout, and say what the budget buys.
 
@@ -50,6 +51,7 @@ def make_plan(
         data_tokens: training tokens there are; None when it is not known.
         say: told what is being done.
         limits: of the search.
+        most_steps: the budget is spent on no more than these.
 
     Raises:
         InputError: nothing fits, or the budget is too short to begin.
@@ -81,7 +83,7 @@ def make_plan(
     if target.platform == "gpu":
         notes.append("estimated: podling has no compiler for GPUs away from one")
     settled = with_layout(config, chosen.layout)
-    return _plan(settled, given, target, found, budget_s, data_tokens, notes, compiler, began_s)
+    return _plan(settled, given, target, found, budget_s, data_tokens, most_steps, notes, compiler, began_s)
 
 
 def itemsize_of(config: Config, target: Target) -> int:
@@ -136,6 +138,7 @@ def _plan(
     found: Found,
     budget_s: float | None,
     data_tokens: int | None,
+    most_steps: int | None,
     notes: list[str],
     compiler: Compiler | None,
     began_s: float,
@@ -147,7 +150,7 @@ def _plan(
     tokens_per_s = config.train.batch_tokens / step_s
     use = None
     if budget_s is not None:
-        use = spend(config, target, step_s, chosen.compile_s, budget_s, data_tokens)
+        use = spend(config, target, step_s, chosen.compile_s, budget_s, data_tokens, most_steps)
         before, config = config.optimizer.warmup_steps, within(config, use, given)
         if config.optimizer.warmup_steps != before:
             notes = [

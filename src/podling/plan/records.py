@@ -59,6 +59,7 @@ class Size:
     loss_range: tuple[float, float] | None
     compiled: bool  # or else by estimate
     fits: bool
+    law_loss: float | None = None  # what sizes are ranked by; None where no law holds
 
 
 @dataclass(frozen=True)

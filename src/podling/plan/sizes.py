@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from podling.config import Config
-from podling.cost.scaling_law import forecast, law
+from podling.cost.scaling_law import LEAST_TOKENS, MOST_EPOCHS, forecast, law
 from podling.errors import InputError, Problem
-from podling.plan.budget import spend
+from podling.plan.budget import spend, within
 from podling.plan.records import BudgetUse
 from podling.plan.target import Target
 from podling.presets import PRESETS
@@ -112,8 +112,11 @@ def rank_sizes(
     budget_s: float,
     compile_s: Mapping[str, float | None],
     data_tokens: int | None,
+    given: Collection[str] = (),
 ) -> list[Ranked]:
     """The sizes by the loss they should end with, lowest first; those of which no law speaks last.
+
+    None reads its data more often than `most_steps` lets it, though there be time.
 
     Args:
         sizes: of `candidates`.
@@ -122,6 +125,7 @@ def rank_sizes(
         budget_s: seconds of the session.
         compile_s: of each by name; a size that is not there has not been compiled.
         data_tokens: training tokens there are; None when that is not known.
+        given: the flags that the person typed: a warm-up that is among them must fit the run.
 
     Raises:
         InputError: the budget is too short for every one of them, or no law holds for any.
@@ -131,7 +135,9 @@ def rank_sizes(
         if one.name not in step_s:
             continue
         try:
-            use = spend(one.config, target, step_s[one.name], compile_s.get(one.name), budget_s, data_tokens)
+            most = most_steps(one.config, data_tokens)
+            use = spend(one.config, target, step_s[one.name], compile_s.get(one.name), budget_s, data_tokens, most)
+            within(one.config, use, given)
         except InputError as error:
             too_short = too_short or error
             continue
@@ -141,6 +147,27 @@ def rank_sizes(
     if not ranked and too_short:
         raise too_short
     if all(one.law_loss is None for one in ranked):
-        words = ranked[-1].words if ranked else "none fits"
-        raise InputError(Problem("--model", f"no size can be chosen: {words}", "give one, for example --model gpt2"))
+        raise InputError(_no_law(max(ranked, key=lambda one: one.use.tokens), data_tokens))
     return sorted(ranked, key=lambda one: math.inf if one.law_loss is None else one.law_loss)
+
+
+def most_steps(config: Config, data_tokens: int | None) -> int | None:
+    """Steps after which the data has been seen so often that more would bring nothing; None where nothing tells."""
+    return max(1, MOST_EPOCHS * data_tokens // config.train.batch_tokens) if data_tokens else None
+
+
+def _no_law(most: Ranked, data_tokens: int | None) -> Problem:
+    """Why no law tells the sizes apart, from the one that sees the most tokens."""
+    name, tokens, fix = most.candidate.name, most.use.tokens, "give a size, for example --model gpt2"
+    vocab_size = most.candidate.config.model.vocab_size
+    found, words = forecast(most.candidate.params, max(tokens, LEAST_TOKENS), most.use.epochs, vocab_size)
+    if found is None:  # not only for want of tokens
+        return Problem("--model", f"no size can be chosen: {words}", fix)
+    least = f"no law tells the loss of fewer than {LEAST_TOKENS / 1e6:.0f}M"
+    if data_tokens and most.use.steps == most_steps(most.candidate.config, data_tokens):
+        what = f"{data_tokens / 1e6:.1f}M tokens of text, read {MOST_EPOCHS} times (more often brings nothing)"
+        what, fix = f"{what}, come to {tokens / 1e6:.0f}M tokens", f"give more text, or {fix.removeprefix('give ')}"
+    else:
+        what = f"the budget has time for {tokens / 1e6:.0f}M tokens with {name}, less with the larger sizes"
+        fix = f"a longer --budget, or {fix.removeprefix('give ')}"
+    return Problem("--model", f"no size can be chosen: {what}, and {least}", fix)

@@ -39,23 +39,24 @@ def _figures(value: float) -> str:
 
 
 def sizes_table(plan: Plan) -> Table | None:
-    """The sizes that were compared, lowest loss first."""
+    """The sizes that were compared, lowest loss by the law first."""
     if not plan.sizes:
         return None
-    table = _table("sizes, lowest loss first")
-    for name in ("model", "parameters", "tokens", "tokens/s", "loss", ""):
+    table = _table("sizes, lowest loss by the law first")
+    for name in ("model", "parameters", "tokens", "tokens/s", "by law", "loss", ""):
         table.add_column(name, justify="left" if name in ("model", "") else "right", no_wrap=True)
     for size in plan.sizes[:MOST_ROWS]:
         if not size.fits:
-            table.add_row(size.name, count(size.params), "-", "-", "-", "does not fit", style="dim")
+            table.add_row(size.name, count(size.params), "-", "-", "-", "-", "does not fit", style="dim")
             continue
         loss = "{:.2f} to {:.2f}".format(*size.loss_range) if size.loss_range else "-"
+        law = f"{size.law_loss:.3f}" if size.law_loss is not None else "-"
         chosen = size is plan.sizes[0]
         # Where nothing is compiled the plan says so once, for all of them.
         guessed = not size.compiled and plan.chosen.hbm.source == "compiler"
         mark = "chosen" if chosen else "est." if guessed else ""
-        row = (size.name, count(size.params), count(size.tokens), count(size.tokens_per_s), loss, mark)
-        table.add_row(*row, style="bold" if chosen else "")
+        sums = (count(size.params), count(size.tokens), count(size.tokens_per_s))
+        table.add_row(size.name, *sums, law, loss, mark, style="bold" if chosen else "")
     return table
 
 
