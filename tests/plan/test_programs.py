@@ -1,15 +1,22 @@
 """Compiled programs by content: found again, made again when damaged, and never half there."""
 
+import errno
 import gzip
 import json
 import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from podling.config import Config
+from podling.config import Config, to_dict
 from podling.cost.records import Layout
 from podling.errors import InputError, RunError
 from podling.plan import cache, compile
@@ -74,7 +81,7 @@ def test_a_second_question_is_not_compiled(tmp_path: Path, child: Child) -> None
 
 
 @pytest.mark.parametrize("name", ["answer.json", "program.hlo.gz"])
-@pytest.mark.parametrize("damage", [b"", b"{", b"\x1f\x8b\x08\x00 not gzip"])
+@pytest.mark.parametrize("damage", [b"", b"{", b'{"a": 1}', b"\x1f\x8b\x08\x00 not gzip"])
 def test_what_is_damaged_is_compiled_again(tmp_path: Path, child: Child, name: str, damage: bytes) -> None:
     first = compiler(tmp_path).option(LAYOUT)
     (file,) = tmp_path.glob(f"*/{name}")
@@ -83,10 +90,22 @@ def test_what_is_damaged_is_compiled_again(tmp_path: Path, child: Child, name: s
     assert len(child.jobs) == 2
 
 
-def test_a_damaged_reading_is_read_again(tmp_path: Path, child: Child) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "{",
+        lambda text: '{"a": 1}',
+        lambda text: '{"hbm": 1, "time": []}',
+        lambda text: re.sub(r'("total_bytes": )(\d+)', r'\1"\2"', text),
+        lambda text: re.sub(r'("step_s": )([^,]+)', r"\1NaN", text),
+    ],
+)
+def test_a_damaged_reading_is_read_again(tmp_path: Path, child: Child, damage: Callable[[str], str]) -> None:
     first = compiler(tmp_path).option(LAYOUT)
     (file,) = tmp_path.glob("*/reading-*.json")
-    file.write_text("{")
+    damaged = damage(file.read_text())
+    assert damaged != file.read_text()
+    file.write_text(damaged)
     assert compiler(tmp_path).option(LAYOUT) == first
     assert len(child.jobs) == 1
 
@@ -181,3 +200,84 @@ def test_a_program_that_is_taken_but_too_large_does_not_fit(tmp_path: Path, chil
     option = compiler(tmp_path).option(LAYOUT)
     assert not option.fits
     assert option.refusal == "the compiler takes it, but all together it holds 16.00 GiB, and a device has 15.75 GiB"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [{"memory": {"a": 1}, "compile_s": 1.0}, {"memory": {**MEMORY, "temp_bytes": "100"}, "compile_s": 1.0},
+     {"memory": MEMORY}, {"refused": 3, "compile_s": 1.0}],
+)  # fmt: skip
+def test_an_answer_of_another_shape_is_asked_again(tmp_path: Path, child: Child, answer: dict[str, Any]) -> None:
+    first = compiler(tmp_path).option(LAYOUT)
+    (file,) = tmp_path.glob("*/answer.json")
+    file.write_text(json.dumps(answer))
+    assert compiler(tmp_path).option(LAYOUT) == first
+    assert len(child.jobs) == 2
+
+
+def test_a_reading_that_cannot_be_kept_is_an_answer_all_the_same(
+    tmp_path: Path, child: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = compiler(tmp_path).option(LAYOUT)
+    (file,) = tmp_path.glob("*/reading-*.json")
+    file.unlink()
+
+    def refuse(*args: Any, **how: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("podling.files.tempfile.mkstemp", refuse)  # as root one may write anywhere
+    assert compiler(tmp_path).option(LAYOUT) == first and not file.exists()
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_full_disk_is_said_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
+    script = tmp_path / "python"
+    script.write_text(f"#!/bin/sh\nexit {1 if full else errno.ENOSPC}\n")  # it could, or could not, say why
+    script.chmod(0o755)
+    monkeypatch.setattr(compile.sys, "executable", str(script))
+    if full:
+        usage = shutil.disk_usage(tmp_path)._replace(free=0)
+        monkeypatch.setattr(compile.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(RunError, match="no space left"):
+        compiler(tmp_path / "cache").option(LAYOUT)
+    assert os.listdir(tmp_path / "cache") == []
+
+
+def test_the_process_that_compiles_tells_of_a_full_disk(tmp_path: Path) -> None:
+    (tmp_path / "program.hlo.gz").symlink_to("/dev/full")
+    config = replace(TINY, run=replace(TINY.run, mesh="data=1"))
+    job = {"topology": "", "slices": 1, "devices": 1, "platform": "cpu", "mesh": "data=1", "micro_batch": 4}
+    job = {**job, "accumulation": 1, "config": to_dict(config)}
+    with pytest.raises(RunError, match="no space left"):
+        run_child(tmp_path, job)
+
+
+def test_what_a_killed_plan_left_is_removed_later(tmp_path: Path) -> None:
+    old, young = tmp_path / ".a.partial", tmp_path / ".b.partial"
+    for folder in (old, young):
+        folder.mkdir()
+        (folder / "compiler.txt").write_text("words")
+    os.utime(old, (time.time() - 3700,) * 2)
+    Programs(tmp_path).tidy()
+    assert not old.exists() and young.exists()
+    Programs(tmp_path / "none").tidy()
+
+
+def test_a_success_takes_the_last_failure_away(tmp_path: Path, child: Child) -> None:
+    (tmp_path / "last-failure.txt").write_text("words")
+    compiler(tmp_path).option(LAYOUT)
+    assert not (tmp_path / "last-failure.txt").exists()
+
+
+def test_the_process_that_compiles_ends_with_the_plan(tmp_path: Path) -> None:
+    child = (
+        "import os, sys, time; from podling.plan.child import end_with; end_with(int(sys.argv[1]), 0.1);"
+        "print('on', flush=True); time.sleep(60)"
+    )
+    plan = f"import os, subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}, str(os.getpid())])"
+    with subprocess.Popen([sys.executable, "-c", plan], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"on\n"
+        began_s = time.monotonic()
+        process.kill()
+        assert process.stdout.read() == b""  # it ends when the child, too, has closed it
+    assert time.monotonic() - began_s < 30

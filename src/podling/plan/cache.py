@@ -1,12 +1,14 @@
 """Compiled programs kept by content, so that the same question is compiled once."""
 
 import contextlib
+import errno
 import gzip
 import hashlib
 import json
 import os
 import shutil
 import tempfile
+import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
@@ -17,12 +19,18 @@ from typing import Any
 
 import podling
 from podling.config import Config
+from podling.errors import PodlingError
 from podling.files import atomic_write, writing
 
 PROGRAM_SOURCE = ("model", "parallel", "train/step.py", "train/lowering.py", "train/optimizer.py", "train/schedule.py")
 """What of podling decides the program."""
 READING_SOURCE = ("hlo", "cost", "chips.py", "topology.py")
 """What of podling decides how a program is read."""
+FAILURE = "last-failure.txt"
+"""What a compiler that died has said last."""
+ABANDONED_S = 3600
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What a compiler that could not write ends with: on a full disk there is no other way to say it."""
 # Numbers that are constants in the program: they change neither its memory nor its time.
 CONSTANTS = {
     "optimizer": ("lr", "warmup_steps", "lr_floor", "decay_fraction", "beta1", "beta2", "eps"),
@@ -84,6 +92,13 @@ class Programs:
     def __init__(self, folder: Path):
         self.folder = folder
 
+    def tidy(self) -> None:
+        """Remove what processes that were killed have left half-made; a younger folder may still be filled."""
+        for left in self.folder.glob(".*.partial"):
+            with contextlib.suppress(OSError):
+                if time.time() - left.stat().st_mtime > ABANDONED_S:
+                    shutil.rmtree(left)
+
     def answer(self, key: str) -> dict[str, Any] | None:
         """What the compiler said; None when it was not asked or its answer is damaged."""
         return self._json(self.folder / key / "answer.json")
@@ -104,11 +119,12 @@ class Programs:
         return self._json(self.folder / key / f"reading-{how}.json")
 
     def keep_reading(self, key: str, how: str, record: dict[str, Any]) -> None:
-        """Replaces those of other ways: they are of another podling."""
+        """Replaces those of other ways: they are of another podling. Where it cannot be kept it is read anew."""
         for old in (self.folder / key).glob("reading-*.json"):
             with contextlib.suppress(OSError):
                 old.unlink()
-        atomic_write(self.folder / key / f"reading-{how}.json", json.dumps(record))
+        with contextlib.suppress(PodlingError):
+            atomic_write(self.folder / key / f"reading-{how}.json", json.dumps(record))
 
     @contextlib.contextmanager
     def filling(self, key: str) -> Iterator[Path]:
@@ -126,6 +142,8 @@ class Programs:
             with writing(self.folder / key):
                 shutil.rmtree(self.folder / key, ignore_errors=True)
                 os.replace(made, self.folder / key)
+            with contextlib.suppress(OSError):
+                (self.folder / FAILURE).unlink(missing_ok=True)
         finally:
             shutil.rmtree(made, ignore_errors=True)
 

@@ -1,12 +1,15 @@
 """The process that compiles one program: it alone loads the TPU compiler, whose messages stay in it.
 
-Run as `python -m podling.plan.child FOLDER` with a job as JSON on stdin; it leaves `answer.json` and, where the
-compiler took the program, `program.hlo.gz` in the folder. Its environment is set by `podling.plan.compile`.
+Run as `python -m podling.plan.child FOLDER PARENT` (a process id) with a job as JSON on stdin; it leaves `answer.json`
+and, where the compiler took the program, `program.hlo.gz` in the folder. Where there is no space for them it ends with
+the number of that error. Its environment is set by `podling.plan.compile`.
 """
 
 import gzip
 import json
+import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,8 +20,20 @@ from podling.config import from_dict
 from podling.errors import PodlingError
 from podling.parallel.device import compute_dtype
 from podling.parallel.mesh import make_mesh
+from podling.plan.cache import NO_SPACE
 from podling.topology import devices, parse_topology
 from podling.train.lowering import lower_step
+
+
+def end_with(parent: int, every_s: float = 1.0) -> None:
+    """Have a thread end this process soon after its parent, killed, is gone: a compilation may take minutes more."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(every_s)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def main(folder: Path, job: dict[str, Any]) -> None:
@@ -56,8 +71,13 @@ def _memory(found: Any) -> dict[str, int]:
 
 
 if __name__ == "__main__":
+    end_with(int(sys.argv[2]))
     try:
         main(Path(sys.argv[1]), json.load(sys.stdin))
+    except OSError as failed:
+        if failed.errno in NO_SPACE:
+            os._exit(failed.errno)
+        raise
     except PodlingError as error:
         answer = {"problems": [vars(problem) for problem in error.problems]}
         (Path(sys.argv[1]) / "answer.json").write_text(json.dumps(answer))

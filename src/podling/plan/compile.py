@@ -23,8 +23,7 @@ from podling.errors import InputError, Problem, RunError
 from podling.files import show_binary, writing
 from podling.hlo.program import read_program
 from podling.parallel.axes import read_mesh
-from podling.plan.cache import READING_SOURCE, Programs, program_key, source_hash
-from podling.plan.child import NO_SPACE
+from podling.plan.cache import NO_SPACE, READING_SOURCE, Programs, program_key, source_hash
 from podling.plan.decode import decode
 from podling.plan.records import Option
 from podling.plan.target import Target
