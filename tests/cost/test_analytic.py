@@ -122,7 +122,7 @@ def test_time_is_near_that_of_the_compiled_program(monkeypatch, preset, chip, la
     assert found.step_s == pytest.approx(compiled_s, rel=0.11)
     assert sum(found.parts_s.values()) == pytest.approx(found.step_s) and set(found.parts_s) == set(KINDS)
     assert found.range_s == pytest.approx((0.8 / 1.15 * found.step_s, 1.25 * 1.15 * found.step_s))
-    assert found.calibration == "estimated from sizes, not compiled; known here"
+    assert found.calibration == "estimated from sizes, not compiled; known here, give or take 44%"
 
 
 def test_layouts_are_in_the_compilers_order():

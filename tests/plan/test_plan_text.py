@@ -32,7 +32,7 @@ def test_the_answer_comes_first_and_nothing_is_left_out():
     lines = shown(plan()).splitlines()
     assert lines[0] == "gpt2, 124M parameters, on v5e-8 (8 x v5e)"
     assert lines[1] == "fits: 6.00 GiB of 15.75 GiB on each device, 9.75 GiB to spare"
-    assert lines[2] == "step: 0.500 s (0.400 s to 0.600 s), 1.05M tokens/s, MFU 41.2%"
+    assert lines[2] == "step: 0.500 s (0.400 s to 0.600 s), 1.05M tokens/s, MFU 41.2% of 8 x 197 TFLOP/s"
     assert lines[3] == "layout: data=8, 8 x 64 rows, remat dots, loss chunks of 256"
     text = flat(" ".join(lines))
     for words in (
@@ -43,7 +43,8 @@ def test_the_answer_comes_first_and_nothing_is_left_out():
         "copy.3 memory",
         "matrix products 0.300 s",
         "waiting for collectives 50.0 ms",
-        "9:00:00: starting 1:00, compiling 0:45, training 8:38:15, evaluating 15:00, checkpoints 5:00",
+        "9:00:00: starting 1:00, compiling 0:45, training 8:38:15, evaluating 15:00, checkpoints 4:00, "
+        "samples and export 1:00",
         "32.6B tokens in 62,190 steps, 3.26 epochs of the data",
         "held-out loss of 3.05 to 3.21 nats/token: Hoffmann et al. 2022; missed two public runs by up to 3%",
         "taken for granted: a checkpoint takes 3 s",
@@ -191,3 +192,19 @@ def test_bars_of_memory_are_as_long_as_what_they_stand_for():
     little = shown(plan(chosen=option(gib=0.1))).splitlines()
     assert next(line for line in little if line.startswith("parameters")).split()[-2] == "█" * 12
     assert next(line for line in little if line.startswith("its memory")).split()[-1] == "GiB"
+
+
+def test_the_peak_of_one_device_is_named_and_one_that_is_not_known_is_not():
+    one = shown(plan(target=parse_target("t4"), peak_flops=8.1e12))
+    assert "MFU 41.2% of 8.1 TFLOP/s\n" in one and record(plan())["peak_flops"] == 197e12
+    assert "TFLOP" not in shown(plan(mfu=None, peak_flops=None))
+
+
+def test_instructions_of_one_line_are_shown_as_one():
+    found = plan().chosen.time
+    assert found is not None
+    first, other = found.ops
+    again = replace(first, name="fusion.9", times=4, step_s=0.1, kind="memory")
+    text = shown(plan(chosen=replace(option(), time=replace(found, ops=(first, other, again)))))
+    lines = [line.split() for line in text.splitlines() if "jvp(mlp)/dot_general" in line]
+    assert lines == [["jvp(mlp)/dot_general", "matmul", "16", "0.300", "s"]]

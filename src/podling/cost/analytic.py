@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from podling.chips import Chip
 from podling.config import Config
-from podling.cost.calibration import calibration
+from podling.cost.calibration import calibration, give_or_take
 from podling.cost.links import Links, join
 from podling.cost.records import CATEGORIES, Hbm, Kind, Layout, StepTime
 from podling.cost.shares import Share, share
@@ -126,8 +126,9 @@ def estimate_time(
         low, high, words = ROOFLINE[chip.platform]
         return StepTime(step_s, (low * step_s, high * step_s), parts, words)
     known = calibration(chip.name)
-    span = (known.low / MISSES * step_s, known.high * MISSES * step_s)
-    return StepTime(step_s, span, parts, f"{UNCOMPILED}; {known.words}")
+    low, high = known.low / MISSES, known.high * MISSES
+    words = f"{UNCOMPILED}; {give_or_take(known.basis, high)}"
+    return StepTime(step_s, (low * step_s, high * step_s), parts, words)
 
 
 def _slowness(chip: Chip) -> float:

@@ -17,7 +17,12 @@ class Calibration:
     factor: float  # multiplies cycles / clock; an operation is never faster than its floors, whatever the factor
     low: float  # a step takes this times the predicted one at best ...
     high: float  # ... and this times at worst: the range is (step_s * low, step_s * high)
-    words: str  # how sure it is, for people
+    basis: str  # what it rests on, for people
+
+    @property
+    def words(self) -> str:
+        """How sure a predicted step is."""
+        return give_or_take(self.basis, self.high)
 
 
 @dataclass(frozen=True)
@@ -94,15 +99,18 @@ def calibration(chip_name: str) -> Calibration:
         alone = [_miss(one, one.shared_s) for one in own if one.left_out_s is None]
         miss = max(LEAST_MISS, *new_program, *alone)
         steps = "one step" if len(own) == 1 else f"{len(own)} steps"
-        words = f"calibrated on {steps} measured on {chip_name}, give or take {math.expm1(miss):.0%}"
-        return _given(own, miss, words)
+        return _given(own, miss, f"calibrated on {steps} measured on {chip_name}")
     miss = UNCALIBRATED * max(LEAST_MISS, *new_program, *new_chip)
-    words = f"uncalibrated: no factor could be fitted to a step on {chip_name}; give or take {math.expm1(miss):.0%}"
-    return _given(everything, miss, words)
+    return _given(everything, miss, f"uncalibrated: no factor could be fitted to a step on {chip_name}")
 
 
-def _given(on: Iterable[Measured], miss: float, words: str) -> Calibration:
+def give_or_take(basis: str, high: float) -> str:
+    """How sure a step is whose worst is `high` times what is predicted; its best is as much less, as a factor."""
+    return f"{basis}, give or take {high - 1:.0%}"
+
+
+def _given(on: Iterable[Measured], miss: float, basis: str) -> Calibration:
     by_chip: dict[str, list[float]] = {}
     for one in on:
         by_chip.setdefault(one.chip, []).append(one.factor or 1.0)
-    return Calibration(shared_factor(by_chip), math.exp(-miss), math.exp(miss), words)
+    return Calibration(shared_factor(by_chip), math.exp(-miss), math.exp(miss), basis)

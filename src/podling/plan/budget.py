@@ -1,11 +1,13 @@
 """What a session's time goes to, and how many steps that leaves."""
 
+import math
 import re
 from collections.abc import Collection
 from dataclasses import replace
 
 from podling.config import Config
 from podling.errors import InputError, Problem
+from podling.plan.data_size import heldout_tokens
 from podling.plan.records import BudgetUse
 from podling.plan.target import Target
 
@@ -17,7 +19,10 @@ COMPILE_S = 60.0  # where no compiler has been asked
 STATE_BYTES = 12  # a parameter and its two moments, in float32
 FORWARD = 1 / 3  # the share of a training step that an evaluation of as many tokens takes
 COPY_BYTES_PER_S, DISK_BYTES_PER_S = 2e9, 200e6
-"""Off the devices, while training waits; and onto the disk, beside it."""
+"""Of one host: off the devices, while training waits; and onto the disk, beside it."""
+CHIPS_PER_HOST, ONE_HOST = 4, 8
+"""Of TPUs, as the cloud puts them together; up to eight v5e or v6e are one host."""
+LONGEST_S = 10 * 365 * 86400
 
 UNITS_S = {"d": 86400, "h": 3600, "m": 60, "min": 60, "s": 1}
 
@@ -26,13 +31,15 @@ def parse_budget(text: str) -> float:
     """Seconds of `9h`, `85m`, `8h30m`, `1.5h` or `90s`.
 
     Raises:
-        InputError: it is no such time, or none at all.
+        InputError: it is no such time, none at all, or longer than ten years.
     """
     number, clean = r"(\d+(?:\.\d+)?)", re.sub(r"\s", "", text.lower())
     parts = re.findall(number + "(min|[dhms])", clean)
     budget_s = sum(float(count) * UNITS_S[unit] for count, unit in parts)
     if "".join(count + unit for count, unit in parts) != clean or not budget_s:
         raise InputError(Problem("--budget", f"{text!r} is no length of time", "for example 9h, 85m, 8h30m, 90s"))
+    if budget_s > LONGEST_S:
+        raise InputError(Problem("--budget", f"{text!r} is longer than ten years", "for example 9h, 85m, 8h30m, 90s"))
     return budget_s
 
 
@@ -61,7 +68,8 @@ def spend(
     """
     from podling.model.spec import param_count  # imports JAX, and a budget is read before that starts
 
-    state_bytes, assumed = STATE_BYTES * param_count(config.model), _assumed(config, target, compile_s, data_tokens)
+    assumed = _assumed(config, target, compile_s, data_tokens)
+    host_bytes = STATE_BYTES * param_count(config.model) / hosts(target)
     compile_s = (1 + FORWARD) * (COMPILE_S if compile_s is None else compile_s)  # and the evaluation's program
     eval_s = step_s * FORWARD * _eval_tokens(config, data_tokens) / config.train.batch_tokens
 
@@ -71,7 +79,8 @@ def spend(
             start_s=START_S[target.platform],
             compile_s=compile_s,
             evaluation_s=eval_s * _times(steps, config.train.eval_every),
-            checkpoint_s=_saving_s(steps, step_s, config.run.checkpoint_every, state_bytes) + END_S[target.platform],
+            checkpoint_s=_saving_s(steps, step_s, config.run.checkpoint_every, host_bytes),
+            end_s=END_S[target.platform],
             train_s=steps * step_s,
             steps=steps,
             tokens=steps * config.train.batch_tokens,
@@ -114,7 +123,16 @@ def within(config: Config, use: BudgetUse, given: Collection[str]) -> Config:
 
 def total_s(use: BudgetUse) -> float:
     """All that the session's time goes to."""
-    return use.start_s + use.compile_s + use.evaluation_s + use.checkpoint_s + use.train_s
+    return use.start_s + use.compile_s + use.evaluation_s + use.checkpoint_s + use.end_s + use.train_s
+
+
+def hosts(target: Target) -> int:
+    """Machines that the devices are in; each writes its own part of a checkpoint."""
+    if target.topology is None:
+        return target.slices  # of GPUs, the machines
+    chips, kind = math.prod(target.topology.shape), target.topology.kind
+    together = kind in ("v5e", "v6e") and chips <= ONE_HOST
+    return target.slices * (1 if together else -(-chips // CHIPS_PER_HOST))
 
 
 def _times(steps: int, every: int) -> int:
@@ -122,25 +140,29 @@ def _times(steps: int, every: int) -> int:
     return -(-steps // every) if every else 1
 
 
-def _saving_s(steps: int, step_s: float, every: int, state_bytes: int) -> float:
+def _saving_s(steps: int, step_s: float, every: int, host_bytes: float) -> float:
     """What training waits for checkpoints: for the copy, for the one before if it is still written, for the last."""
-    copy_s, write_s = state_bytes / COPY_BYTES_PER_S, state_bytes / DISK_BYTES_PER_S
+    copy_s, write_s = host_bytes / COPY_BYTES_PER_S, host_bytes / DISK_BYTES_PER_S
     waits_s = max(0.0, write_s - every * step_s)
     return _times(steps, every) * copy_s + (_times(steps, every) - 1) * waits_s + write_s
 
 
 def _eval_tokens(config: Config, data_tokens: int | None) -> float:
-    """Tokens of one evaluation; all that are held out where that is asked for."""
-    held_out = (data_tokens or 0) * config.data.holdout / (1 - config.data.holdout)
-    return config.train.eval_tokens or held_out
+    """Tokens of one evaluation: as many as are asked for, but no more than are held out."""
+    held_out, asked = heldout_tokens(config.data, data_tokens), config.train.eval_tokens
+    if held_out is None:
+        return asked
+    return min(asked, held_out) if asked else held_out
 
 
 def _assumed(config: Config, target: Target, compile_s: float | None, data_tokens: int | None) -> tuple[str, ...]:
-    start_s, end_s = START_S[target.platform], END_S[target.platform]
+    start_s, end_s, many = START_S[target.platform], END_S[target.platform], hosts(target)
+    each = f"each of the {many} hosts copies its part of the state" if many > 1 else "the state is copied"
     words = [
         "the data is prepared",
         f"{start_s:.0f} s to start, {end_s:.0f} s for samples and export at the end",
-        f"the state is copied at {COPY_BYTES_PER_S / 1e9:.0f} GB/s and written at {DISK_BYTES_PER_S / 1e6:.0f} MB/s",
+        f"{each} at {COPY_BYTES_PER_S / 1e9:.0f} GB/s and {'writes it' if many > 1 else 'written'} at "
+        f"{DISK_BYTES_PER_S / 1e6:.0f} MB/s",
         "the evaluation takes a third of training's time for a token, and a third to compile",
     ]
     if compile_s is None:
@@ -156,14 +178,15 @@ def _too_short(use: BudgetUse) -> Problem:
     what = (
         f"{_time(use.budget_s)} is too short: {_time(use.start_s)} to start, {_time(use.compile_s)} to compile, "
         f"{_time(use.train_s + use.evaluation_s)} for one step and its evaluation, "
-        f"{_time(use.checkpoint_s)} to save a checkpoint, samples and export"
+        f"{_time(use.checkpoint_s)} to save a checkpoint, {_time(use.end_s)} for samples and export"
     )
-    return Problem("--budget", what, f"more than {_time(total_s(use))}")
+    return Problem("--budget", what, f"at least {_time(total_s(use))}")
 
 
 def _time(seconds: float) -> str:
-    """As it is typed: '9h', '1h25m', '90s'."""
-    if seconds < 100:
-        return f"{max(1, round(seconds))}s"
-    hours, minutes = divmod(-(-round(seconds) // 60), 60)
-    return (f"{hours}h" if hours else "") + (f"{minutes}m" if minutes or not hours else "")
+    """As it is typed, to the second, rounded up: '9h', '1h25m', '3m15s', '90s'."""
+    whole = max(1, math.ceil(seconds))
+    if whole < 100:
+        return f"{whole}s"
+    parts = zip((whole // 3600, whole // 60 % 60, whole % 60), "hms", strict=True)
+    return "".join(f"{count}{unit}" for count, unit in parts if count)

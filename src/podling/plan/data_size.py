@@ -48,6 +48,18 @@ def data_tokens(data: DataConfig) -> tuple[int | None, str]:
     return tokens, f"{words}: a guess; podling prepare counts them"
 
 
+def heldout_tokens(data: DataConfig, train_tokens: int | None) -> float | None:
+    """Held-out tokens: counted where the data is prepared, by the share held out elsewhere; None where nothing tells.
+
+    Args:
+        data: as for `data_tokens`.
+        train_tokens: what `data_tokens` said.
+    """
+    if len(data.paths) == 1 and is_prepared(data.paths[0]):
+        return read_json(Path(data.paths[0]) / "manifest.json")["splits"]["heldout"]["tokens"]
+    return None if train_tokens is None else train_tokens * data.holdout / (1 - data.holdout)
+
+
 def bytes_per_token(data: DataConfig) -> float:
     """A guess, from the tokenizer alone; other languages and code have fewer bytes a token."""
     if data.tokenizer in ("bytes", "char"):

@@ -19,9 +19,10 @@ from podling.plan.budget import spend, within
 from podling.plan.cache import Programs
 from podling.plan.command import train_command
 from podling.plan.compile import Compiler, with_layout
+from podling.plan.overhead import overhead_notes
 from podling.plan.records import Loss, Option, Plan
 from podling.plan.refused import does_not_fit, undivided
-from podling.plan.search import Found, Limits, layouts, search
+from podling.plan.search import Found, Limits, best_first, layouts, search
 from podling.plan.target import Target
 from podling.topology import compiler_missing
 from podling.train.flops import flops_per_token
@@ -72,7 +73,9 @@ def make_plan(
     if target.platform == "gpu" or missing:
         found = by_estimate(candidates)
     else:
-        compiler = Compiler(config, target, Programs(limits.cache), say)
+        programs = Programs(limits.cache)
+        programs.tidy()
+        compiler = Compiler(config, target, programs, say)
         found = search(candidates, compiler.option, limits)
     if not found.fitting:
         raise InputError(does_not_fit(config, target, held, found, best_estimate))
@@ -101,23 +104,18 @@ def estimated(config: Config, layout: Layout, target: Target, itemsize: int) -> 
 
 
 def best_estimate(config: Config, target: Target, held: frozenset[str]) -> Option | None:
-    """The fastest layout that fits by estimate, with these flags held; None where there is none."""
+    """The best layout that fits by estimate, with these flags held; None where there is none."""
     itemsize = itemsize_of(config, target)
     options = (estimated(config, layout, target, itemsize) for layout in layouts(config, target, held))
-    return min((option for option in options if option.fits), key=_seconds, default=None)
+    return next(iter(best_first(option for option in options if option.fits)), None)
 
 
 def by_estimate(candidates: Sequence[Option]) -> Found:
-    """The candidates in the order of their estimates, where there is no compiler to ask."""
-    fitting = sorted((option for option in candidates if option.fits), key=_seconds)
+    """The candidates by their estimates, best first, where there is no compiler to ask."""
+    fitting = best_first(option for option in candidates if option.fits)
     refused = sorted((option for option in candidates if not option.fits), key=lambda option: option.hbm.total_bytes)
     refused = [replace(option, time=None, refusal=_too_much(option)) for option in refused[:SHOWN]]
-    return Found(tuple(fitting), tuple(refused), len(candidates))
-
-
-def _seconds(option: Option) -> float:
-    assert option.time is not None
-    return option.time.step_s
+    return Found(fitting, tuple(refused), len(candidates))
 
 
 def _too_much(option: Option) -> str:
@@ -151,6 +149,7 @@ def _plan(
     use = None
     if budget_s is not None:
         use = spend(config, target, step_s, chosen.compile_s, budget_s, data_tokens, most_steps)
+        notes = [*notes, *overhead_notes(config, target, step_s, chosen.compile_s, use, data_tokens)]
         before, config = config.optimizer.warmup_steps, within(config, use, given)
         if config.optimizer.warmup_steps != before:
             notes = [
@@ -169,6 +168,7 @@ def _plan(
         refused=found.refused[:SHOWN],
         tokens_per_s=tokens_per_s,
         mfu=tokens_per_s * flops_per_token(config.model) / (peak * target.devices) if peak else None,
+        peak_flops=peak,
         params=params,
         budget=use,
         loss=Loss(*forecast(params, tokens, epochs, config.model.vocab_size)),

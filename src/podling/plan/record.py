@@ -28,6 +28,7 @@ def record(plan: Plan) -> dict[str, Any]:
         **_option(plan.chosen),
         "tokens_per_s": plan.tokens_per_s,
         "mfu": plan.mfu,
+        "peak_flops": plan.peak_flops,
         "batch_tokens": config.train.batch_tokens,
         "steps": steps,
         "tokens": tokens,

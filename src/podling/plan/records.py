@@ -33,6 +33,7 @@ class BudgetUse:
     compile_s: float
     evaluation_s: float
     checkpoint_s: float
+    end_s: float  # samples and the export
     train_s: float
     steps: int
     tokens: int
@@ -73,6 +74,7 @@ class Plan:
     refused: tuple[Option, ...]  # what did not fit, in the order in which it was tried
     tokens_per_s: float
     mfu: float | None  # None where the peak is not known
+    peak_flops: float | None  # FLOP/s of one device that mfu is a share of
     params: int
     budget: BudgetUse | None
     loss: Loss | None

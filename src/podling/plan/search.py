@@ -8,7 +8,7 @@ corrects all the estimates that are left; and so on, until nothing left looks fa
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,6 +28,7 @@ NOISE = 0.02  # and what is left when every part is known
 HOPE = 0.5  # standard deviations by which a layout may be better than it is thought to be
 FAR_OFF = 1.2  # a remat policy or a mesh that no compilation has shown may be better by this than its estimate
 MESHES = 3  # compiled at least, where so many are worth it
+AS_FAST = 1.01  # within this of the fastest, a layout is chosen for the memory that it leaves
 NO_FASTER = 0.995  # what is left must hope to be faster than this share of the best found
 
 
@@ -44,7 +45,7 @@ class Limits:
 class Found:
     """What a search has seen."""
 
-    fitting: tuple[Option, ...]  # fastest first
+    fitting: tuple[Option, ...]  # as `best_first` puts them
     refused: tuple[Option, ...]  # in the order in which they were tried
     considered: int  # layouts in the space
 
@@ -131,10 +132,20 @@ def search(
             left = [option for option in left if not _needs_more(option, estimate)]
     answers = [answer for _, answer in seen]
     return Found(
-        fitting=tuple(sorted((answer for answer in answers if answer.fits), key=_step_s)),
+        fitting=best_first(answer for answer in answers if answer.fits),
         refused=tuple(answer for answer in answers if not answer.fits),
         considered=len(candidates),
     )
+
+
+def best_first(fitting: Iterable[Option]) -> tuple[Option, ...]:
+    """Fastest first, but before all the one that needs least memory of those within 1% of the fastest."""
+    fastest = sorted(fitting, key=_step_s)
+    if not fastest:
+        return ()
+    near = [option for option in fastest if _step_s(option) <= AS_FAST * _step_s(fastest[0])]
+    best = min(near, key=lambda option: option.hbm.total_bytes)
+    return (best, *(option for option in fastest if option is not best))
 
 
 def _fresh(

@@ -1,11 +1,12 @@
 """The tables of a plan: sizes, layouts, memory, time. 80 columns are enough, and nothing is cut short."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from rich.table import Table
 from rich.text import Text
 
-from podling.cost.records import CATEGORIES, KINDS, Kind
+from podling.cost.records import CATEGORIES, KINDS, Kind, OpTime
 from podling.files import show_binary
 from podling.plan.records import Option, Plan
 from podling.train.progress.words import count
@@ -133,9 +134,19 @@ def ops_table(option: Option) -> Table | None:
     table.add_column("bound by", no_wrap=True)
     table.add_column("times", justify="right", no_wrap=True)
     table.add_column("a step", justify="right", no_wrap=True)
-    for op in option.time.ops[:MOST_OPS]:
-        table.add_row(Text(_short(op.op_name) or op.name), op.kind, str(op.times), seconds(op.step_s))
+    for name, op in _by_line(option.time.ops)[:MOST_OPS]:
+        table.add_row(Text(name), op.kind, str(op.times), seconds(op.step_s))
     return table
+
+
+def _by_line(ops: Iterable[OpTime]) -> list[tuple[str, OpTime]]:
+    """The instructions of one line together, most time first; bound by what the longest of them is."""
+    lines: dict[str, OpTime] = {}
+    for op in ops:
+        name = _short(op.op_name) or op.name
+        first = lines.get(name)
+        lines[name] = replace(first, times=first.times + op.times, step_s=first.step_s + op.step_s) if first else op
+    return sorted(lines.items(), key=lambda line: -line[1].step_s)
 
 
 def _short(op_name: str) -> str:

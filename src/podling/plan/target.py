@@ -60,7 +60,7 @@ class Target:
 
 
 def parse_target(text: str) -> Target:
-    """Read `v5e-8`, `v5e:2x4`, `2xv5e-256` (slices), `h100`, `8xh100`, `cpu` or `8xcpu`.
+    """Read `v5e-8`, `v5e:2x4`, `2xv5e-256` (slices), `h100`, `8xh100` or `cpu`.
 
     Raises:
         InputError: there is no such chip (the nearest is named), no such topology (those that exist are named), or not

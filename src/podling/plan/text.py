@@ -67,7 +67,7 @@ def _answer(plan: Plan) -> list[tuple[str, str]]:
         lines = [("bold red", f"does not fit: {plan.chosen.refusal or used}")]
     if time is not None:
         low, high = time.range_s
-        speed = f"{count(plan.tokens_per_s)} tokens/s, MFU {share(plan.mfu)}"
+        speed = f"{count(plan.tokens_per_s)} tokens/s, MFU {share(plan.mfu)}{_peak(plan)}"
         lines.append(("", f"step: {seconds(time.step_s)} ({seconds(low)} to {seconds(high)}), {speed}"))
     lines.append(("", f"layout: {plan.chosen.layout}"))
     lines.append(_source(plan))
@@ -76,6 +76,14 @@ def _answer(plan: Plan) -> list[tuple[str, str]]:
     if plan.target.approximate:
         lines.append(("yellow", f"approximate: {plan.target.approximate}"))
     return lines
+
+
+def _peak(plan: Plan) -> str:
+    """What MFU is a share of: ' of 8 x 197 TFLOP/s'."""
+    if plan.mfu is None or plan.peak_flops is None:
+        return ""
+    many = f"{plan.target.devices} x " if plan.target.devices > 1 else ""
+    return f" of {many}{plan.peak_flops / 1e12:.3g} TFLOP/s"
 
 
 def _source(plan: Plan) -> tuple[str, str]:
@@ -102,6 +110,7 @@ def _buys(plan: Plan) -> list[str]:
             ("training", use.train_s),
             ("evaluating", use.evaluation_s),
             ("checkpoints", use.checkpoint_s),
+            ("samples and export", use.end_s),
         ]
         parts = ", ".join(f"{name} {duration(part)}" for name, part in spent if part >= 0.5)
         lines.append(f"{span(use.budget_s)}: {parts}")
