@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from podling.cost import cpu_load, cpu_peaks, cpu_probes
 from podling.cost.cpu import REUSED_BYTES, cpu_step_time
+from podling.cost.cpu_load import OtherWork
 from podling.cost.cpu_peaks import CpuPeaks, measure_cpu
 from podling.cost.cpu_work import Product, Turn, products, turns
 from podling.hlo.program import read_program
@@ -144,6 +146,73 @@ def test_what_was_not_measured_goes_by_the_speed_of_what_was(program):
 def test_a_cpu_as_several_devices_is_refused(program):
     with pytest.raises(ValueError, match="several devices"):
         cpu_step_time(program, PEAKS, {"data": 2})
+
+
+def test_speeds_measured_beside_other_work_promise_little(program):
+    """They promised 15%, and were up to 2.7 times off."""
+    quiet = time_of(program)[0]
+    assert quiet.calibration.endswith("seen to come within 15% on a quiet machine")
+    assert quiet.range_s == pytest.approx((0.85 * quiet.step_s, 1.15 * quiet.step_s))
+    assert time_of(program, dataclasses.replace(PEAKS, others=0.1, spread=0.05))[0] == quiet
+    for words, more in (
+        ("while other work kept 0.9 of 2 cores busy: half or twice is possible", {"others": 0.9}),
+        ("while they varied by 60% from one call to the next: half or twice is possible", {"spread": 0.6}),
+    ):
+        busy = time_of(program, dataclasses.replace(PEAKS, **more))[0]
+        assert busy.calibration.endswith(words) and "15%" not in busy.calibration
+        assert busy.range_s == pytest.approx((busy.step_s / 2, busy.step_s * 2))
+
+
+def test_the_work_of_others_is_what_this_process_has_not_done(tmp_path, monkeypatch):
+    stat = tmp_path / "stat"
+
+    def worked(*rows: str) -> None:
+        stat.write_text("\n".join(["cpu  9 9 9 9 9 9 9 9 0 0", *rows, "intr 5"]))
+
+    monkeypatch.setattr(cpu_load, "cores_here", lambda: [0, 2])
+    monkeypatch.setattr(cpu_load.os, "sysconf", lambda name: 100)
+    now = iter([(0.0, 1.0), (2.0, 2.5)])
+    monkeypatch.setattr(OtherWork, "_now", lambda self: (*clock(next(now), stat),))
+
+    def clock(pair, path):
+        return pair[0], cpu_load._worked_s(path), pair[1]
+
+    worked("cpu0 100 0 50 1000 7 0 0 0 0 0", "cpu1 0 0 0 0 0 0 0 0 0 0", "cpu2 0 0 0 0 0 0 0 0 0 0")
+    others = OtherWork(stat)
+    worked("cpu0 250 0 50 1300 9 0 0 0 0 0", "cpu1 900 0 0 0 0 0 0 0 0 0", "cpu2 0 0 0 10 0 10 0 90 0 0")
+    assert others.cores() == pytest.approx((1.5 + 1.0 - 1.5) / 2)  # 90 hundredths of it stolen by the host
+
+
+def test_a_system_that_does_not_say_what_others_do(tmp_path):
+    assert OtherWork(tmp_path / "absent").cores() is None
+    (tmp_path / "stat").write_text("cpu0 a b")
+    assert OtherWork(tmp_path / "stat").cores() is None
+
+
+def test_measuring_has_an_end_however_busy_the_machine_is(monkeypatch):
+    """It took 15 s under load: late, nothing is repeated, and what can go by the speed of others is left out."""
+    shapes = [jax.ShapeDtypeStruct((size, size), jnp.float32) for size in (256, 256)]
+
+    def step(x, y):
+        return x @ y, jnp.tanh(x[:128] @ y)
+
+    found = read_program(jax.jit(step).lower(*shapes).compile().as_text())
+    assert len(products(found)) == 2
+    for name in ("COMPILING_S", "REPEATING_S", "CALLING_S"):
+        monkeypatch.setattr(cpu_peaks, name, 0.0)
+    calls = []
+    timed = cpu_probes.Probe.calls_s
+
+    def counted(self, *positional, **named):
+        took_s = timed(self, *positional, **named)
+        calls.append(len(took_s))
+        return took_s
+
+    monkeypatch.setattr(cpu_probes.Probe, "calls_s", counted)
+    peaks = measure_cpu(found)
+    assert set(calls) == {1}  # after one that warms up
+    assert [product.flops for product in peaks.product_s] == [2 * 256**3]  # the larger one
+    assert cpu_step_time(found, peaks).step_s > 0
 
 
 def test_work_is_counted_over_a_whole_step(program):

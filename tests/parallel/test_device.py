@@ -90,6 +90,11 @@ def test_a_cpus_peak_is_measured_and_shared_by_its_devices(monkeypatch):
     assert peak.flops_per_s == 10e9 and "measured" in peak.source
 
 
+def test_what_processes_of_one_cpu_share_is_not_measured_again(monkeypatch):
+    monkeypatch.setattr(device, "_measure_gemm", lambda chip: pytest.fail("measured"))
+    assert peak_flops(jax.devices(), jnp.dtype("float32"), 40e9).flops_per_s == 5e9
+
+
 def test_the_measurement_is_of_a_matrix_product():
     """Wide, and still false for a wrong unit or for a product that was not waited for."""
     assert 1e8 < device._measure_gemm(jax.devices()[0], size=256, repeats=2) < 1e14

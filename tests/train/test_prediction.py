@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from collector import Collector
 
+from podling.cost.hbm import memory_stats
 from podling.cost.records import StepTime
 from podling.errors import RunError
 from podling.run.compile_cache import CompileCache
 from podling.run.folder import RunFolder
 from podling.train import devices, prediction, session
-from podling.train.prediction import Forecast, compile_and_foretell
+from podling.train.meter import Meter
+from podling.train.prediction import Forecast, compile_and_foretell, for_summary
 from podling.train.progress.words import held_against, seconds
 from podling.train.start import prepare_data, train
 from podling.train.together import Together
@@ -98,6 +100,49 @@ def test_a_step_that_the_devices_cannot_hold_is_refused_in_words(open_run):
         compile_and_foretell(TooLarge(), programs, folder, Collector(), Together())  # type: ignore[arg-type]
 
 
+def test_a_step_that_this_machine_cannot_hold_is_refused_before_it_runs(open_run, monkeypatch):
+    """It was foretold, and ended in a traceback; half of the memory, which podling plans with, is no limit."""
+    opened, folder, programs = open_run
+    need = memory_stats(opened.compile_step()).total_bytes
+    monkeypatch.setattr(prediction, "machine_memory_bytes", lambda: need)
+    monkeypatch.setattr(prediction, "predict_step", lambda *_: FORETOLD)
+    foretell(open_run)
+    folder.paths.prediction.unlink()
+    monkeypatch.setattr(prediction, "machine_memory_bytes", lambda: need - 1)
+    words = r"the training step: the step needs .*iB, and this machine has .*iB of memory.*\n.*--train.micro-batch"
+    with pytest.raises(RunError, match=words):
+        compile_and_foretell(opened, programs, folder, Collector(), Together())
+    assert not folder.paths.prediction.exists()
+    monkeypatch.setattr(prediction, "machine_memory_bytes", lambda: 2 * need - 1)
+    with pytest.raises(RunError, match="of memory"):  # both processes of this machine need as much
+        compile_and_foretell(dataclasses.replace(opened, processes_here=2), programs, folder, Collector(), Together())
+
+
+def test_a_run_that_only_has_to_finish_keeps_the_prediction_of_the_session_before(open_run):
+    """Killed after the last step, its summary had none."""
+    folder, meter = open_run[1], Meter(100, 10, None)
+    meter.restore({"steps": 4, "train_s": 0.4, "wait_s": 0.0})
+    assert for_summary(None, meter, folder) is None
+    folder.paths.prediction.write_text("{")
+    assert for_summary(None, meter, folder) is None
+    folder.paths.prediction.write_text(json.dumps(FACTS))
+    told = for_summary(None, meter, folder)
+    assert told == Forecast(FACTS).beside(0.1) and told["measured_over_predicted"] == pytest.approx(1.25)
+    meter = Meter(100, 10, None)
+    assert for_summary(None, meter, folder) == Forecast(FACTS).beside(None)
+
+
+def test_what_a_session_that_goes_on_measures_is_its_own(open_run):
+    now = iter([10.0, 10.2])
+    meter = Meter(100, 10, None, clock=lambda: next(now))
+    meter.restore({"steps": 4, "train_s": 0.4, "wait_s": 0.0})
+    meter.resume()
+    meter.step(0.0)
+    told = for_summary(Forecast(FACTS), meter, open_run[1])
+    assert told is not None and told["measured_step_s"] == pytest.approx(0.2)
+    assert "measured 200 ms in this session: took 150% longer" in held_against(told)
+
+
 @pytest.mark.parametrize("error", [RuntimeError("no such thing"), prediction.NoPrediction("no such thing")])
 def test_a_prediction_that_fails_is_said_and_stops_nothing(open_run, monkeypatch, error):
     def fail(*_):
@@ -136,17 +181,19 @@ def test_a_whole_run_on_this_cpu(make_run, tmp_path, one_device):
 
 def test_what_was_foretold_beside_what_was_measured():
     forecast = Forecast(FACTS)
-    for measured_s, words in ((0.1, "25% slower than"), (0.06, "25% faster than"), (0.0801, "as")):
+    for measured_s, words in ((0.1, "took 25% longer than"), (0.04, "took 50% less time than"), (0.0801, "as")):
         said = held_against(forecast.beside(measured_s))
         shown = f"80.0 ms a step (70.0 ms to 90.0 ms), measured {seconds(measured_s)}: {words} predicted"
         assert said == shown
+    assert ", measured 100 ms in this session: took 25%" in held_against(forecast.beside(0.1, part=True))
     assert held_against(forecast.beside(None)).endswith("(70.0 ms to 90.0 ms), and no step was timed")
     assert held_against(Forecast({"missing": "no reason"}).beside(0.1)) == "none: no reason"
     assert held_against(None) == ""
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"), [(0.08, "80.0 ms"), (1.234, "1.23 s"), (0.99996, "1.00 s"), (123.4, "123 s")]
+    ("value", "shown"),
+    [(0.08, "80.0 ms"), (1.234, "1.23 s"), (0.99996, "1.00 s"), (123.4, "123 s"), (1771.2, "1,771 s")],
 )
 def test_seconds(value, shown):
     assert seconds(value) == shown
@@ -194,6 +241,17 @@ def test_a_cpu_that_is_shared_is_not_foretold(open_run, processes, why):
     fake = dataclasses.replace(open_run[0], mesh=FakeMesh(open_run[0].mesh, Chip("cpu", "cpu"), size=8))
     with pytest.raises(prediction.NoPrediction, match=why):
         prediction.predict_step(fake, None, processes)  # type: ignore[arg-type]
+
+
+def test_no_seconds_are_announced_for_a_prediction_that_cannot_be(open_run, monkeypatch):
+    opened, folder, programs = open_run
+    mesh = FakeMesh(opened.mesh, jax.devices()[0], size=8)
+    fake = dataclasses.replace(opened, mesh=mesh)
+    monkeypatch.setattr(prediction, "_compile", lambda _: opened.compile_step())
+    reporter = Collector()
+    found = compile_and_foretell(fake, programs, folder, reporter, Together())
+    assert found is not None and "8 devices share this CPU" in found.said
+    assert reporter.statuses == ["compiling the training step"]
 
 
 def test_a_chip_that_no_table_has_is_said(open_run):

@@ -267,7 +267,9 @@ def test_the_summary_holds_the_prediction_against_what_was_measured():
     with console.capture() as capture:
         console.print(summary_view(SUMMARY | {"prediction": foretold}, 100))
     flat = re.sub(r"[│\s]+", " ", capture.get())
-    assert "prediction 800 ms a step (700 ms to 900 ms), measured 832 ms: 4% slower than predicted training" in flat
+    assert (
+        "prediction 800 ms a step (700 ms to 900 ms), measured 832 ms: took 4% longer than predicted training" in flat
+    )
 
 
 def test_the_summary_without_optional_figures():

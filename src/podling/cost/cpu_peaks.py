@@ -6,38 +6,47 @@ of fresh pages, and exp and tanh.
 """
 
 import math
-import os
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from podling.cost.cpu_work import Axes, Product, Turn, products, turns
+from podling.cost.cpu_load import BUSY_SHARE, OtherWork, cores_here
+from podling.cost.cpu_probes import (
+    ELEMENTS,
+    IN_A_ROW,
+    Probe,
+    element,
+    product_probe,
+    single_stream,
+    stream,
+    streams_in_a_row,
+    turn_probe,
+)
+from podling.cost.cpu_work import Product, Turn, products, turns
+from podling.files import counted
 from podling.hlo.program import Program
 
-MOST_FLOPS = 1e9
-"""Of a product that is measured; of a larger one a part is."""
-MOST_ELEMENTS = 2**23
-"""Of a transposing copy that is measured: beside a run's state, little memory may be left."""
+LIMIT_S = 4.0
+"""Of all measuring together. A quiet machine needs less; on a busy one calls are repeated less often, and what is small
+in a step is left out."""
+COMPILING_S, REPEATING_S, CALLING_S = 0.4 * LIMIT_S, 0.65 * LIMIT_S, 0.85 * LIMIT_S
+"""From here on what can be left out is not compiled; calls are repeated no more; what can be left out is not called."""
+LARGE_SPREAD = 0.3
+"""Of calls of one program. On a quiet machine they are within a few percent of one another."""
 LEAST_SHARE = 0.02
 """A product or a transposition that is less of a step goes by the speed of the others."""
 STREAM_BYTES = tuple(2**power for power in (20, 22, 24, 26))  # read and written by a measured pass
-IN_A_ROW = 8
-"""Passes over small arrays that are timed together: within a step, threads do not fall asleep between two of them."""
 FRESH_BYTES = 2**26
-ELEMENTS = 2**20
-CACHED_BYTES = 2**23
-"""Arrays up to here are still in the cache when a step reads what it has just written; larger ones have left it."""
 CALL_S = 2e-6
 """Handing an instruction to XLA's threads; too short to be measured from outside, and of no weight."""
-DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 
 Work = TypeVar("Work", Product, Turn)
 
@@ -55,7 +64,18 @@ class CpuPeaks:
     tanh_s: float
     call_s: float  # of an instruction that does next to nothing
     threads: int
+    others: float | None = None  # cores that other work kept busy meanwhile; None where the system does not say
+    spread: float = 0.0  # how far apart the middle half of the calls of one program are, as a share of their median
     took_s: float = field(default=0.0, compare=False)
+
+    @property
+    def disturbed(self) -> str:
+        """What makes these speeds uncertain, in words; empty on a quiet machine."""
+        if self.others is not None and self.others > BUSY_SHARE * self.threads:
+            return f"other work kept {self.others:.1f} of {counted(self.threads, 'core')} busy"
+        if self.spread > LARGE_SPREAD:
+            return f"they varied by {self.spread:.0%} from one call to the next"
+        return ""
 
     def multiply_s(self, asked: Product) -> float:
         """Seconds of a product, at its own speed or that of all that were measured."""
@@ -80,72 +100,43 @@ class CpuPeaks:
         return statistics.median([took_s / found.size for found, took_s in self.turn_s.items()] or [0.0])
 
 
-@dataclass
-class Probe:
-    """A small program to be timed."""
-
-    function: Callable[..., Any]
-    shapes: tuple[tuple[Axes, str], ...]  # of its arguments, which are all ones
-    reuse: tuple[int, ...] = ()  # the arguments in whose place the results are put
-    moved_bytes: int = 0
-    parallel: bool = True
-    scale: float = 1.0  # how many times over the program is what is asked
-    compiled: Any = None
-
-    def compile(self) -> None:
-        """May run on any thread."""
-        shapes = [jax.ShapeDtypeStruct(dims, dtype) for dims, dtype in self.shapes]
-        self.compiled = jax.jit(self.function, donate_argnums=self.reuse, keep_unused=True).lower(*shapes).compile()
-
-    def call_s(self, before: Callable[[], Any]) -> float:
-        """The median of a few calls."""
-        return statistics.median(self.calls_s(before)) * self.scale
-
-    def calls_s(self, before: Callable[[], Any], least_s: float = 0.006, most_s: float = 0.08) -> list[float]:
-        """Calls for so long, `before` each what is not timed and empties the cache of large arrays."""
-        arguments = [jnp.ones(dims, dtype) for dims, dtype in self.shapes]
-        took_s: list[float] = []
-        began_s = time.perf_counter()
-        while (spent_s := time.perf_counter() - began_s) < most_s and (len(took_s) < 6 or spent_s < least_s):
-            if self.moved_bytes > CACHED_BYTES:
-                before()
-            start_s = time.perf_counter()
-            result = jax.block_until_ready(self.compiled(*arguments))
-            took_s.append(time.perf_counter() - start_s)
-            for place, array in zip(self.reuse, jax.tree.leaves(result), strict=False):
-                arguments[place] = array
-        return took_s[1:] or took_s  # the first one warms up
-
-
 def measure_cpu(program: Program) -> CpuPeaks:
-    """Measure what the prediction of a program's time needs to know; two to three seconds."""
-    began_s = time.perf_counter()
-    empty, evict = Probe(lambda x: x + 1, (((), "float32"),)), _stream(2**26)
-    probes: dict[Any, Probe] = {found: _product(found) for found in _most(products(program))}
-    probes |= {found: _turn(found) for found in _most(turns(program))}
+    """Measure what the prediction of a program's time needs to know; two to three seconds, and at most about four."""
+    began_s, others = time.perf_counter(), OtherWork()
+    late_s = began_s + REPEATING_S
+    empty, evict = Probe(lambda x: x + 1, (((), "float32"),)), stream(2**26)
     small = STREAM_BYTES[:2]
-    probes |= {("all", size): _streams_in_a_row(size) if size in small else _stream(size) for size in STREAM_BYTES}
-    probes |= {("one", size): _single_stream(size) for size in STREAM_BYTES}
-    probes["woken"] = _stream(small[0])
+    probes: dict[Any, Probe] = {
+        ("all", size): streams_in_a_row(size) if size in small else stream(size) for size in STREAM_BYTES
+    }
+    probes |= {("one", size): single_stream(size) for size in STREAM_BYTES}
+    probes["woken"] = stream(small[0])
     fresh = Probe(lambda value: jnp.full((FRESH_BYTES // 4,), value), (((), "float32"),))
-    probes |= {name: _element(getattr(jnp, name)) for name in ("exp", "tanh")}
+    probes |= {name: element(getattr(jnp, name)) for name in ("exp", "tanh")}
+    for index, found in enumerate(_most(products(program))):
+        probes[found] = product_probe(found, needed=index == 0)
+    probes |= {found: turn_probe(found) for found in _most(turns(program))}
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(Probe.compile, [empty, evict, fresh, *probes.values()]))
+        compiled = partial(Probe.compile, late_s=began_s + COMPILING_S)
+        list(pool.map(compiled, [empty, evict, fresh, *probes.values()]))
     with jax.set_mesh(jax.make_mesh((), (), devices=jax.devices()[:1])):
         source, target = jnp.ones(2**23), [jnp.ones(2**23)]
 
         def emptied_cache() -> None:
             target[0] = jax.block_until_ready(evict.compiled(source, target[0]))
 
-        took = {key: probe.call_s(emptied_cache) for key, probe in probes.items()}
-        call_s = empty.call_s(emptied_cache)
+        took = {}
+        for key, probe in probes.items():
+            if probe.needed or (probe.compiled and time.perf_counter() < began_s + CALLING_S):
+                took[key] = probe.call_s(emptied_cache, late_s)
+        call_s = empty.call_s(emptied_cache, late_s)
         # A virtual machine may have to ask its host for memory at first; a step uses the same again and again.
-        fresh_s = min(fresh.calls_s(emptied_cache, most_s=0.25))
+        fresh_s = min(fresh.calls_s(emptied_cache, late_s, most_s=0.25))
     small_s = took["all", small[0]] - call_s / IN_A_ROW
     woken_s = max(call_s, took["woken"] - small_s)
-    for key, probe in probes.items():
-        around_s = woken_s if probe.parallel else call_s
-        took[key] = max(took[key] - around_s * probe.scale, took[key] / 4)
+    for key, call_took_s in took.items():
+        around_s = woken_s if probes[key].parallel else call_s
+        took[key] = max(call_took_s - around_s * probes[key].scale, call_took_s / 4)
     streams = {size: took["all", size] for size in STREAM_BYTES}
     fresh_s -= call_s + streams[FRESH_BYTES] / 2  # a fill writes and reads nothing
     return CpuPeaks(
@@ -157,72 +148,13 @@ def measure_cpu(program: Program) -> CpuPeaks:
         exp_s=took["exp"] / ELEMENTS,
         tanh_s=took["tanh"] / ELEMENTS,
         call_s=CALL_S,
-        threads=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        threads=len(cores_here()),
+        others=others.cores(),
+        spread=statistics.median([probe.spread for probe in probes.values() if probe.spread is not None] or [0.0]),
         took_s=time.perf_counter() - began_s,
     )
 
 
 def _most(found: Counter[Work]) -> list[Work]:
     whole = found.total()
-    return [work for work, share in found.items() if share >= LEAST_SHARE * whole]
-
-
-def _product(asked: Product) -> Probe:
-    part, dims, dtype = asked.part(MOST_FLOPS), (asked.summed, asked.batch), DTYPES.get(asked.dtype, "float32")
-    return Probe(
-        lambda x, y: jax.lax.dot_general(x, y, dims, precision="highest"),
-        ((part.left, dtype), (part.right, dtype)),
-        moved_bytes=4 * (math.prod(part.left) + math.prod(part.right)),
-        scale=asked.flops / part.flops,
-    )
-
-
-def _turn(asked: Turn) -> Probe:
-    """By one thread when the result is put into a larger array, as XLA does it."""
-    part, dtype = asked.part(MOST_ELEMENTS), DTYPES.get(asked.dtype, "float32")
-    result = tuple(part.dims[axis] for axis in part.order)
-
-    def turned(x: jax.Array, scale: jax.Array, out: jax.Array) -> jax.Array:
-        moved = jnp.transpose(x if part.plain else x * scale, part.order)
-        return moved if part.parallel else jax.lax.dynamic_update_slice(out, moved[None], (0,) * out.ndim)
-
-    return Probe(
-        turned,
-        ((part.dims, dtype), ((*part.dims[:-1], 1), dtype), (result if part.parallel else (2, *result), dtype)),
-        reuse=(2,),
-        moved_bytes=8 * part.size,
-        parallel=part.parallel,
-        scale=asked.size / part.size,
-    )
-
-
-def _stream(size: int) -> Probe:
-    """From one array to another that is there already, so that no page is fresh."""
-    array = ((size // 8,), "float32")
-    return Probe(lambda x, out: x * 0.5 + 1.0, (array, array), reuse=(1,), moved_bytes=size)
-
-
-def _streams_in_a_row(size: int) -> Probe:
-    """As many passes over arrays of their own."""
-    array = ((size // 8,), "float32")
-
-    def passes(*arrays: jax.Array) -> list[jax.Array]:
-        return [x * 0.5 + 1.0 for x in arrays[:IN_A_ROW]]
-
-    reuse = tuple(range(IN_A_ROW, 2 * IN_A_ROW))
-    return Probe(passes, (array,) * (2 * IN_A_ROW), reuse=reuse, scale=1 / IN_A_ROW)
-
-
-def _single_stream(size: int) -> Probe:
-    """XLA gives an update in place to one thread."""
-
-    def update(x: jax.Array, out: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_slice(out, x * 0.5 + 1.0, (0,))
-
-    shapes = (((size // 8,), "float32"), ((size // 8 + 8,), "float32"))
-    return Probe(update, shapes, reuse=(1,), moved_bytes=size, parallel=False)
-
-
-def _element(function: Callable[[jax.Array], jax.Array]) -> Probe:
-    array = ((ELEMENTS,), "float32")
-    return Probe(lambda x, out: function(x) * 0.5, (array, array), reuse=(1,))
+    return [work for work, share in found.most_common() if share >= LEAST_SHARE * whole]

@@ -65,15 +65,27 @@ def compute_dtype(asked: str, platform: str) -> Any:
     return jnp.dtype(asked)
 
 
-def peak_flops(devices: list[Any], dtype: Any) -> Peak:
-    """Peak of one device: published for accelerators, measured here for a CPU (its emulated devices share it)."""
+def peak_flops(devices: list[Any], dtype: Any, cpu_flops: float | None = None) -> Peak:
+    """Peak of one device: published for accelerators, measured here for a CPU (its emulated devices share it).
+
+    Args:
+        devices: of this process.
+        dtype: that is computed in.
+        cpu_flops: this process's share of the CPU, where several processes share one and it is measured already.
+    """
     kind = devices[0].device_kind
     if devices[0].platform == "cpu":
-        return Peak(_measure_gemm(devices[0]) / len(devices), "measured: a 1536-cubed float32 matrix product here")
+        flops = cpu_flops or measure_cpu_flops(devices[0])
+        return Peak(flops / len(devices), "measured: a 1536-cubed float32 matrix product here")
     name, chip = jnp.dtype(dtype).name, chip_of(kind)
     if chip is None or name not in chip.peak_flops:
         return Peak(None, f"no published {name} peak for {kind!r} in podling's table")
     return Peak(chip.peak_flops[name], f"published {name} peak of {kind}")
+
+
+def measure_cpu_flops(device: Any) -> float:
+    """FLOP/s of all of this machine's cores that the process may use."""
+    return _measure_gemm(device)
 
 
 def _measure_gemm(device: Any, size: int = 1536, repeats: int = 20) -> float:

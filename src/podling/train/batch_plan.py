@@ -81,4 +81,9 @@ def device_memory_bytes(devices: Sequence[Any]) -> int:
     stats = devices[0].memory_stats()
     if stats and "bytes_limit" in stats:
         return int(stats["bytes_limit"])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (2 * len(devices))
+    return machine_memory_bytes() // (2 * len(devices))
+
+
+def machine_memory_bytes() -> int:
+    """All memory of this machine, whoever uses it."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

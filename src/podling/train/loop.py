@@ -29,7 +29,7 @@ from podling.train.devices import open_session
 from podling.train.finish import finish
 from podling.train.flops import flops_per_token
 from podling.train.meter import Meter
-from podling.train.prediction import Forecast, compile_and_foretell
+from podling.train.prediction import Forecast, compile_and_foretell, for_summary
 from podling.train.progress import Reporter
 from podling.train.session import Session
 from podling.train.signals import AgreedStop, StopRequest
@@ -125,7 +125,7 @@ class Run:
             **dataclasses.asdict(baseline),
             **self.meter.totals(),
             "train_s": self.meter.train_s,
-            "prediction": self.forecast and self.forecast.beside(self.meter.session_step_s),
+            "prediction": for_summary(self.forecast, self.meter, self.folder),
         }
         return finish(self.session, self.folder, self.reporter, state.params, figures, self.wall_s, self.together)
 

@@ -64,6 +64,11 @@ class Meter:
         steps, train_s = self._before
         return (self.train_s - train_s) / (self.steps - steps) if self.steps > steps else None
 
+    @property
+    def is_resumed(self) -> bool:
+        """Whether totals cover steps of earlier sessions too."""
+        return self._before[0] > 0
+
     def speed(self, step_s: float | None) -> dict[str, float | None]:
         """`step_s`, `tokens_per_s` and `mfu` at this time per step."""
         tokens_per_s = None if not step_s else self._tokens / step_s

@@ -4,6 +4,7 @@ The prediction is written to the run folder before the first step, so that nothi
 costs a run nothing but seconds: what goes wrong here is said, and the run goes on without it.
 """
 
+import contextlib
 import json
 import time
 from dataclasses import dataclass
@@ -12,20 +13,26 @@ from typing import Any
 
 import jax
 
+from podling.cost.hbm import memory_stats
 from podling.cost.records import KINDS, Layout, StepTime
 from podling.cost.refusal import read_refusal
 from podling.errors import PodlingError, Problem, RunError
-from podling.files import atomic_write
+from podling.files import atomic_write, read_json, show_binary
 from podling.hlo.program import read_program
 from podling.hosts.waits import COMPILE_S
 from podling.parallel.axes import mesh_text
 from podling.run.compile_cache import CompileCache
 from podling.run.folder import RunFolder
 from podling.train.auto_mesh import joined
+from podling.train.batch_plan import machine_memory_bytes
+from podling.train.meter import Meter
 from podling.train.progress import Reporter
 from podling.train.progress.words import count, predicted
 from podling.train.session import Session
 from podling.train.together import Together
+
+LESS_MEMORY = "a smaller --train.micro-batch, --train.remat full or a --train.loss-chunk needs less"
+"""What to do about a step that does not fit."""
 
 
 class NoPrediction(Exception):
@@ -38,16 +45,18 @@ class Forecast:
 
     facts: dict[str, Any]  # as in prediction.json
 
-    def beside(self, measured_step_s: float | None) -> dict[str, Any]:
-        """The record for the summary: the prediction and what this session's steps took.
+    def beside(self, measured_step_s: float | None, *, part: bool = False) -> dict[str, Any]:
+        """The record for the summary: the prediction and what the steps took.
 
         Args:
-            measured_step_s: mean over this session's timed steps; None when there was none.
+            measured_step_s: mean over the timed steps; None when there was none.
+            part: these were the steps of this session, and the run had others before.
         """
         step_s = self.facts.get("step_s")
         known = step_s is not None and measured_step_s is not None
         ratio = measured_step_s / step_s if known else None  # type: ignore[operator]
-        return {**self.facts, "measured_step_s": measured_step_s, "measured_over_predicted": ratio}
+        measured = {"measured_step_s": measured_step_s, "measured_over_predicted": ratio}
+        return {**self.facts, **measured, "measured_in": "this session" if part else "the run"}
 
     @property
     def said(self) -> str:
@@ -82,11 +91,13 @@ def compile_and_foretell(
     name, began_s = "compiling the training step", time.perf_counter()
     with reporter.status(name, about_s), together.gate(name, COMPILE_S):
         program = _compile(session)
+        check_fits(session, program)
     compile_s = time.perf_counter() - began_s
     programs.seal()
     if not together.is_first:
         return None
-    with reporter.status("predicting the step's time", 3):
+    shown = contextlib.nullcontext() if _shared(session) else reporter.status("predicting the step's time", 3)
+    with shown:
         forecast = foretell(session, program, together.hosts.count, compile_s)
     reporter.say(forecast.said)
     try:
@@ -102,9 +113,46 @@ def _compile(session: Session) -> jax.stages.Compiled:
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        fix = "a smaller --train.micro-batch, --train.remat full or a --train.loss-chunk needs less"
         words = read_refusal(str(error), 0).words
-        raise RunError(Problem("compiling the training step", words, fix)) from error
+        raise RunError(Problem("compiling the training step", words, LESS_MEMORY)) from error
+
+
+def check_fits(session: Session, program: jax.stages.Compiled) -> None:
+    """Refuse a step that needs more than a CPU's machine has; what does not fit an accelerator is never compiled.
+
+    Raises:
+        RunError: it does, with both figures.
+    """
+    devices = session.mesh.devices.flat
+    if devices[0].platform != "cpu" or not program.memory_analysis():
+        return
+    here = sum(device.process_index == jax.process_index() for device in devices) * session.processes_here
+    need, has = memory_stats(program).total_bytes * here, machine_memory_bytes()
+    if need > has:
+        what = f"the step needs {show_binary(need)}, and this machine has {show_binary(has)} of memory"
+        raise RunError(Problem("the training step", what, LESS_MEMORY))
+
+
+def for_summary(forecast: Forecast | None, meter: Meter, folder: RunFolder) -> dict[str, Any] | None:
+    """What was foretold beside what was measured.
+
+    Args:
+        forecast: of this session; None when no step was left for it: then what the session before has foretold stands
+            beside the steps of the whole run.
+        meter: has timed them.
+        folder: the run folder.
+    """
+    if forecast is not None:
+        return forecast.beside(meter.session_step_s, part=meter.is_resumed)
+    try:
+        return Forecast(read_json(folder.paths.prediction)).beside(meter.totals()["step_s"])
+    except PodlingError:  # there is none, or it cannot be read
+        return None
+
+
+def _shared(session: Session) -> bool:
+    """Whether several devices are one CPU, or the CPUs of several processes."""
+    return session.mesh.devices.flat[0].platform == "cpu" and session.mesh.size > 1
 
 
 def foretell(session: Session, program: jax.stages.Compiled, processes: int, compile_s: float) -> Forecast:
@@ -143,7 +191,7 @@ def predict_step(session: Session, compiled: jax.stages.Compiled, processes: int
     """
     device, mesh = session.mesh.devices.flat[0], dict(session.mesh.shape)
     if device.platform == "cpu":
-        if session.mesh.size > 1:
+        if _shared(session):
             share = f"{session.mesh.size} devices share this CPU" if processes == 1 else "processes may share this CPU"
             raise NoPrediction(f"{share}, and podling foretells a CPU that is one device")
         from podling.cost.cpu import cpu_step_time

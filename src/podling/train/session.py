@@ -24,6 +24,18 @@ from podling.train.step import DeviceBatch, StepMetrics, TrainState, init_state,
 
 
 @dataclass(frozen=True)
+class Shared:
+    """What the processes of a run have to know of one another before each opens its session."""
+
+    device_bytes: int
+    """Memory of one device, the smallest of all."""
+    processes_here: int
+    """Processes of the run on this machine."""
+    cpu_flops: float | None
+    """FLOP/s of this process's share of the CPU; None on an accelerator."""
+
+
+@dataclass(frozen=True)
 class Session:
     """The device gate passed: mesh, compiled functions and data, ready to run."""
 
@@ -38,16 +50,17 @@ class Session:
     evaluate: Evaluator
     counter: TraceCounter
     train_step: Any
+    processes_here: int = 1  # of the run, on this machine
 
     @classmethod
-    def open(cls, config: Config, prepared: Prepared, reporter: Reporter, device_bytes: int | None = None) -> "Session":
+    def open(cls, config: Config, prepared: Prepared, reporter: Reporter, shared: Shared | None = None) -> "Session":
         """Choose devices, mesh and batch plan, and say what was chosen.
 
         Args:
             config: resolved.
             prepared: the run's data.
             reporter: told what was chosen.
-            device_bytes: memory of one device, where several processes have agreed on it.
+            shared: what the processes of the run have agreed on, where there are several.
 
         Raises:
             InputError: the device asked for is not there, or mesh and batch do not fit it.
@@ -55,11 +68,11 @@ class Session:
         devices = select_devices(config.run.device)
         dtype = compute_dtype(config.train.dtype, devices[0].platform)
         here = [device for device in devices if device.process_index == jax.process_index()]
-        memory = device_bytes or device_memory_bytes(here)
+        memory = shared.device_bytes if shared else device_memory_bytes(here)
         choice = settle_mesh(config, Machine(len(devices), joined(devices), memory), dtype.itemsize)
         mesh = make_mesh(choice.text, devices)
         plan = plan_batch(config, mesh.shape, dtype.itemsize, memory)
-        peak = peak_flops(here, dtype)
+        peak = peak_flops(here, dtype, shared.cpu_flops if shared else None)
         shape = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1) or "one device"
         reporter.say(f"device: {len(devices)} x {devices[0].device_kind} ({shape}), {dtype.name}")
         if choice.why:
@@ -94,6 +107,7 @@ class Session:
             ),
             counter=counter,
             train_step=jax.jit(counter, donate_argnums=0),
+            processes_here=shared.processes_here if shared else 1,
         )
 
     @property

@@ -53,7 +53,9 @@ def step_line(record: dict[str, Any], total_steps: int) -> str:
 
 
 def seconds(value: float) -> str:
-    """Three figures and a unit: '1.24 s', '83.0 ms'."""
+    """Three figures and a unit: '83.0 ms', '1.24 s'; from a thousand seconds on all of them: '1,770 s'."""
+    if value >= 999.5:
+        return f"{value:,.0f} s"
     return f"{value:#.3g}".rstrip(".") + " s" if value >= 0.9995 else f"{value * 1e3:#.3g}".rstrip(".") + " ms"
 
 
@@ -73,8 +75,9 @@ def held_against(facts: dict[str, Any] | None) -> str:
         return f"{predicted(facts)}, and no step was timed"
     ratio = facts["measured_step_s"] / facts["step_s"]
     share = f"{abs(ratio - 1):.0%}"
-    off = "as predicted" if share == "0%" else f"{share} {'slower' if ratio > 1 else 'faster'} than predicted"
-    return f"{predicted(facts)}, measured {seconds(facts['measured_step_s'])}: {off}"
+    off = "as predicted" if share == "0%" else f"took {share} {'longer' if ratio > 1 else 'less time'} than predicted"
+    where = " in this session" if facts.get("measured_in") == "this session" else ""
+    return f"{predicted(facts)}, measured {seconds(facts['measured_step_s'])}{where}: {off}"
 
 
 def evaluation_line(record: dict[str, Any], baseline: Any = None) -> str:
