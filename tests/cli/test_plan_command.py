@@ -1,6 +1,7 @@
 """`podling plan`: what it answers without a compiler, and what it refuses."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -48,7 +49,11 @@ def test_a_gpu_by_its_figures(capfd: pytest.CaptureFixture[str]) -> None:
     rows = found["micro_batch"] * found["accumulation"]
     assert rows * 1024 == 524288
     slower = [other["step_s"] for other in found["runners_up"]]
-    assert slower == sorted(slower) and slower[0] >= found["step_s"]
+    assert slower == sorted(slower)
+    for other in found["runners_up"]:  # what is as fast to a hundredth needs more memory
+        assert other["step_s"] >= found["step_s"] or (
+            1.01 * other["step_s"] >= found["step_s"] and other["hbm_bytes"] >= found["hbm_bytes"]
+        )
 
 
 def test_the_command_is_taken_by_train(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -304,3 +309,15 @@ def test_help_names_what_it_takes(capfd: pytest.CaptureFixture[str]) -> None:
     out, _ = capfd.readouterr()
     for word in ("--chip", "--budget", "--compiles", "--scaling", "--train.remat", "podling plan --chip v5e-1"):
         assert word in out
+
+
+def test_a_plan_is_made_on_the_cpu_whatever_the_environment_says() -> None:
+    code = (
+        "import sys; from podling.cli.main import main;"
+        "code = main('plan --model gpt2 --chip h100 --json'.split());"
+        "import jax; print(code, jax.devices()[0].platform, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "JAX_PLATFORMS": "tpu"}, capture_output=True, text=True
+    )
+    assert done.stderr.split()[-2:] == ["0", "cpu"], done.stderr

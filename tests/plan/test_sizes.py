@@ -95,6 +95,8 @@ def test_no_size_reads_its_data_more_than_forty_times():
     assert len({one.use.tokens for one in ranked[:3]}) == 1 and ranked[0].use.epochs > 39.5
     longer = rank_sizes(sizes, seconds(sizes, 6e14), TARGET, 90 * 3600, {}, data_tokens)
     assert longer[0].use.tokens == ranked[0].use.tokens  # ten times the time buys no more
+    alike = [one for one in ranked if round(one.law_loss, 3) == round(ranked[0].law_loss, 3)]
+    assert len(alike) > 1 and ranked[0].use.train_s <= 1.2 * min(one.use.train_s for one in alike)
 
 
 def test_a_warm_up_that_was_typed_must_fit_the_run():

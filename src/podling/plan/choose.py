@@ -145,7 +145,7 @@ def _with_sizes(
     if use and use.steps == most_steps(chosen.config, data_tokens):
         notes.append(
             f"the data is read {MOST_EPOCHS} times at most, as more has been seen to bring nothing (Muennighoff et al. "
-            f"2023): the run ends after {duration(total_s(use))} of {duration(use.budget_s)}; more text would use all"
+            f"2023): the run ends after {duration(total_s(use))} of {duration(use.budget_s)}; more text would help it"
         )
     compiled, plan_s = sum(plan.compiled for plan in plans.values()), sum(plan.plan_s for plan in plans.values())
     return replace(chosen, sizes=tuple(rows), compiled=compiled, plan_s=plan_s, notes=(*chosen.notes, *notes))
