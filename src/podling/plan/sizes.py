@@ -116,7 +116,8 @@ def rank_sizes(
 ) -> list[Ranked]:
     """The sizes by the loss they should end with, lowest first; those of which no law speaks last.
 
-    Of sizes that come to the same the one that trains in clearly less time is first. None reads its data more often than `most_steps` lets it, though there be time.
+    Of sizes that come to the same the one that trains in clearly less time is first. None reads its data more often
+    than `most_steps` lets it, though there be time.
 
     Args:
         sizes: of `candidates`.
