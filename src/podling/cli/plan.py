@@ -1,5 +1,6 @@
 """`podling plan`."""
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -87,6 +88,7 @@ class _Asked:
 def main(argv: list[str]) -> dict[str, Any]:
     """Plan, and return the plan."""
     asked = _read(argv)
+    os.environ["JAX_PLATFORMS"] = "cpu"  # whatever it said: nothing here is computed on an accelerator
     choose_platform("cpu")  # what a plan computes itself is little, and an accelerator may be in use
     return _plan(asked)
 
