@@ -147,3 +147,17 @@ for name, slices in (("v5e:2x4", 2), ("v4-8", 1), ("v5p-8", 1), ("v3-8", 1)):
     environment = {**os.environ, **compiler_environment()}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
     assert done.stdout.split("\n") == ["16 0 1", "4 0 0", "4 0 0", "8 0 0", ""], done.stderr
+
+
+@pytest.mark.skipif(compiler_missing() is not None, reason="needs the TPU compiler: pip install 'podling[tpu]'")
+def test_slices_of_the_compiler_make_a_mesh():
+    code = """
+from podling.parallel.mesh import make_mesh
+from podling.topology import devices, parse_topology
+for name, mesh in (("v5e:2x2", "data=8"), ("v5e:16x16", "data=2,fsdp=256")):
+    found = make_mesh(mesh, devices(parse_topology(name), 2))
+    print(*dict.fromkeys(chip.slice_index for chip in found.devices.flat), len(found.devices))
+"""
+    environment = {**os.environ, **compiler_environment()}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split("\n") == ["0 1 8", "0 1 2", ""], done.stderr

@@ -149,6 +149,10 @@ def test_a_model_that_does_not_fit_names_the_largest_that_does(capfd: pytest.Cap
         (["--model", "gpt2", "--chip", "v5e-8", "--compiles", "0"], ["--compiles", "less than 1"]),
         (["--model", "gpt2", "--chip", "v5e-8", "--budget", "9h", "--steps", "9"], ["--steps", "with --budget"]),
         (["--model", "gpt2", "--chip", "v5e-8", "--device", "gpu"], ["--device", "gpu is not what v5e-8 is"]),
+        (
+            ["--model", "gpt2", "--chip", "2xv5e-4", "--mesh", "fsdp=8"],
+            ["data=1 is no multiple of 2", "nearest --mesh: data=2,fsdp=4"],
+        ),
         (["--model", "gpt2", "--chip", "v5e-8", "--svg", "a.svg"], ["--svg", "add --scaling"]),
         (["--model", "gpt2", "--chip", "v5e-8", "--scaling", "--svg", "a.png"], ["a.png does not end in .svg"]),
         (["--model", "gpt2", "--chip", "v5e-8", "--scaling", "--mesh", "data=8"], ["--mesh", "--scaling plans many"]),

@@ -1,12 +1,14 @@
 """Reading a mesh, and the table of where axes lie."""
 
+from dataclasses import dataclass
+
 import jax
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from podling.errors import InputError
 from podling.model.spec import param_specs
-from podling.parallel.axes import read_mesh
+from podling.parallel.axes import mesh_text, read_mesh
 from podling.parallel.collectives import gather
 from podling.parallel.mesh import batch_sharding, data_parallel, make_mesh, mesh_sizes, storage_sharding
 from podling.parallel.rules import COMPUTE, STORAGE, activation_spec, compute_spec, storage_spec, stored_spec
@@ -84,3 +86,42 @@ def test_no_parameter_has_one_mesh_axis_twice(preset):
         for table in (STORAGE, COMPUTE):
             used = [axis for axis in (table[name] for name in leaf.axes) if axis is not None]
             assert len(used) == len(set(used)), leaf
+
+
+@dataclass(frozen=True)
+class Chip:
+    """A TPU device of one of several slices, as JAX shows it: every slice counts its coordinates from zero."""
+
+    id: int
+    slice_index: int
+    coords: tuple[int, int, int]
+    platform: str = "tpu"
+    device_kind: str = "TPU v5 lite"
+    core_on_chip: int = 0
+    process_index: int = 0
+
+
+def slices_of_8(platform: str = "tpu", slices: int = 2) -> list[Chip]:
+    each = [(x, y, 0) for y in range(4) for x in range(2)]
+    return [Chip(8 * one + at, one, place, platform) for one in range(slices) for at, place in enumerate(each)]
+
+
+@pytest.mark.parametrize("text", ["data=16", "data=4,fsdp=4", "data=2,fsdp=4,tensor=2"])
+def test_slices_follow_one_another_along_data(text):
+    chips = slices_of_8()
+    mesh = make_mesh(text, [*chips[8:], *chips[:8]])  # in whatever order they are found
+    half = mesh.shape["data"] // 2
+    first, second = mesh.devices[:half], mesh.devices[half:]
+    assert {chip.slice_index for chip in first.flat} == {0} and {chip.slice_index for chip in second.flat} == {1}
+    alone = make_mesh(mesh_text({**mesh.shape, "data": half}), chips[:8])
+    assert [chip.id for chip in first.flat] == [chip.id for chip in alone.devices.flat]
+    assert [chip.coords for chip in second.flat] == [chip.coords for chip in first.flat]
+    assert set(mesh.axis_types) == {AxisType.Explicit}
+
+
+def test_what_needs_the_links_does_not_go_over_slices():
+    with pytest.raises(InputError, match="data=1 is no multiple of 2: the 2 TPU slices") as error:
+        make_mesh("fsdp=16", slices_of_8())
+    assert error.value.problems[0].where == "--mesh" and "nearest --mesh: data=2,fsdp=8" in str(error.value)
+    cards = make_mesh("fsdp=16", slices_of_8("gpu"))  # JAX calls machines slices
+    assert [card.id for card in cards.devices.flat] == list(range(16))

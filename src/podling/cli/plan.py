@@ -17,7 +17,7 @@ from podling.config import Config
 from podling.errors import InputError, Problem, raise_if
 from podling.files import atomic_write
 from podling.model.fit import mesh_problems
-from podling.parallel.axes import read_mesh
+from podling.parallel.axes import read_mesh, slices_problem
 from podling.plan.target import Target, parse_target
 from podling.validate import out_problems, svg_problems, validate
 
@@ -117,7 +117,9 @@ def _read(argv: list[str]) -> _Asked:
     if target is not None and not found and not parsed.problems:
         config, more, found = with_vocabulary(config, as_train=True)
         if not choose and "--mesh" in _held(config, given):
-            found += mesh_problems(config, read_mesh(config.run.mesh)[0], target.devices)
+            sizes = read_mesh(config.run.mesh)[0]
+            found += mesh_problems(config, sizes, target.devices)
+            found += slices_problem(sizes, target.slices) if target.platform == "tpu" else []
         tokens, words = _tried(found, "", data_tokens, config.data) or (None, "")
         notes += more + ([words] if words else [])
         if not choose and not {"--model", "--init"} & given and config.model.preset == DEFAULT:

@@ -80,3 +80,13 @@ def count_problem(sizes: Mapping[str, int], devices: int, remedy: str) -> list[P
         return []
     shown = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
     return [Problem("--mesh", f"{shown} is {product} devices, and there are {devices}", remedy)]
+
+
+def slices_problem(sizes: Mapping[str, int], slices: int) -> list[Problem]:
+    """What is wrong when slices of TPUs cannot follow one another along data."""
+    if sizes["data"] % slices == 0:
+        return []
+    what = f"data={sizes['data']} is no multiple of {slices}: the {slices} TPU slices follow one another along data"
+    devices = math.prod(sizes.values())
+    meshes = nearest_meshes(sizes, devices, lambda mesh: mesh["data"] % slices == 0)
+    return [Problem("--mesh", what, f"nearest --mesh: {listed_meshes(meshes)}" if meshes else "")]

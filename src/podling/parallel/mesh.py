@@ -7,10 +7,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from podling.errors import raise_if
-from podling.parallel.axes import MESH_AXES, batch_ways, count_problem, listed_meshes, nearest_meshes, read_mesh
+from podling.parallel.axes import (
+    MESH_AXES,
+    batch_ways,
+    count_problem,
+    listed_meshes,
+    nearest_meshes,
+    read_mesh,
+    slices_problem,
+)
 from podling.parallel.rules import activation_spec, storage_spec
 
 EXPLICIT = (AxisType.Explicit,) * len(MESH_AXES)
@@ -37,10 +46,25 @@ def make_mesh(text: str, devices: Sequence[Any] | None = None) -> Mesh:
 
     JAX places neighbours on the mesh on neighbouring chips. Elsewhere the order is that of the devices, process after
     process, so that tensor and then fsdp stay within a process where their sizes allow it, and data goes across.
+    Slices of TPUs, which only the data centre's network joins, follow one another along data, each arranged as it would
+    be alone.
+
+    Raises:
+        InputError: as `mesh_sizes`; or data does not go over the slices.
     """
     devices = jax.devices() if devices is None else devices
     sizes = mesh_sizes(text, len(devices))
-    return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=EXPLICIT, devices=devices)
+    slices: dict[int, list[Any]] = {}
+    for device in devices:
+        slices.setdefault(getattr(device, "slice_index", None) or 0, []).append(device)
+    if len(slices) == 1:
+        return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=EXPLICIT, devices=devices)
+    if devices[0].platform != "tpu":  # JAX calls machines with GPUs slices too
+        return Mesh(np.asarray(devices).reshape(tuple(sizes.values())), MESH_AXES, axis_types=EXPLICIT)
+    raise_if(slices_problem(sizes, len(slices)))
+    within = (sizes["data"] // len(slices), sizes["fsdp"], sizes["tensor"])
+    each = [jax.make_mesh(within, MESH_AXES, devices=slices[index]).devices for index in sorted(slices)]
+    return Mesh(np.concatenate(each), MESH_AXES, axis_types=EXPLICIT)
 
 
 def abstract_mesh(sizes: Mapping[str, int]) -> AbstractMesh:
