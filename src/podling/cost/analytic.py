@@ -62,7 +62,7 @@ AT_FULL_BANDWIDTH = 0.6
 
 
 LANES, UNPACKED = 128, 8.0
-"""A tile's columns; passes over weights that arrive in narrower parts, times the root of how much of the tiles is empty.
+"""A tile's columns; passes over weights that arrive in narrower parts, times the root of how much of them is empty.
 Gpt2 and gpt2-xl compiled for 32 to 256 v5e chips took a third longer than without it."""
 
 
