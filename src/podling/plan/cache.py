@@ -22,7 +22,11 @@ from podling.config import Config
 from podling.errors import PodlingError
 from podling.files import atomic_write, writing
 
-PROGRAM_SOURCE = ("model", "parallel", "train/step.py", "train/lowering.py", "train/optimizer.py", "train/schedule.py")
+PROGRAM_SOURCE = (
+    "model",
+    *(f"parallel/{name}.py" for name in ("axes", "collectives", "mesh", "rules")),
+    *(f"train/{name}.py" for name in ("lowering", "optimizer", "schedule", "step")),
+)
 """What of podling decides the program."""
 READING_SOURCE = ("hlo", "cost", "chips.py", "topology.py")
 """What of podling decides how a program is read."""
