@@ -200,6 +200,7 @@ def test_ten_kills_leave_the_run_bit_equal_to_an_unbroken_one(trainer, unbroken,
     assert not list((out / "checkpoints").glob("*.partial"))
 
 
+@pytest.mark.slow
 def test_signals_save_damage_falls_back_and_limits_hurt_nothing(trainer, unbroken, tmp_path):
     out = tmp_path / "stopped"
     # Ctrl-C saves and exits with 130; meanwhile nobody else can write.

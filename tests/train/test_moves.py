@@ -54,6 +54,7 @@ def curve(config: Config) -> np.ndarray:
     return np.array([loss for _, loss in losses])
 
 
+@pytest.mark.slow
 def test_8_1_4_devices_and_fsdp_to_tensor(whole, make_run, tmp_path, monkeypatch, seen):
     moved = lambda mesh, **train: make_run(tmp_path / "moved", mesh=mesh, train=train)  # noqa: E731
     part(moved("data=2,fsdp=4"), monkeypatch, chips=8, stop_at=2)

@@ -109,6 +109,7 @@ def test_a_process_that_cannot_write_its_part_stops_all_with_its_words(make_run,
     assert not list((tmp_path / "run" / "checkpoints").iterdir())
 
 
+@pytest.mark.slow
 def test_folders_that_are_not_shared_are_refused(make_run, tmp_path):
     one = make_run(Path("run"))
     (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
