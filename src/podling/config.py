@@ -130,6 +130,13 @@ class TrainConfig:
     samples: int = 20
     """Samples written at the end."""
 
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the run, `tokens` rounded up to whole ones; 0 where the numbers make no sense."""
+        if self.tokens > 0 and self.batch_tokens > 0:
+            return -(-self.tokens // self.batch_tokens)
+        return max(0, self.steps)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:

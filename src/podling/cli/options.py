@@ -114,7 +114,7 @@ def settle(config: Config, given: frozenset[str]) -> tuple[Config, list[str], li
         train = replace(train, tokens=0)
     config = replace(config, model=model, train=train)
     warmup = config.optimizer.warmup_steps
-    steps = total_steps(config)
+    steps = train.total_steps
     if {"--steps", "--tokens"} & given and "--optimizer.warmup-steps" not in given and 0 < steps < 5 * warmup:
         shorter = max(1, steps // 10)
         config = replace(config, optimizer=replace(config.optimizer, warmup_steps=shorter))
@@ -150,14 +150,6 @@ def data_problems(data: DataConfig, *, everything: bool) -> list[Problem]:
     except InputError as error:
         return error.problems
     return []
-
-
-def total_steps(config: Config) -> int:
-    """Optimizer steps of a run; 0 where the numbers make no sense."""
-    train = config.train
-    if train.tokens > 0 and train.batch_tokens > 0:
-        return -(-train.tokens // train.batch_tokens)
-    return max(0, train.steps)
 
 
 def contradictions(config: Config, given: frozenset[str]) -> list[Problem]:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from podling.cli.options import ConfigFlag, JsonFlag, base_config, data_problems, settle, total_steps
+from podling.cli.options import ConfigFlag, JsonFlag, base_config, data_problems, settle
 from podling.cli.parse import parse
 from podling.cli.platform import choose_platform
 from podling.config import Config
@@ -83,7 +83,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     place = find(host_args)
     if place is not None:
         quiet_gloo()
-    reporter = make_reporter(total_steps(config), json=args.json, log_every=config.run.log_every)
+    reporter = make_reporter(config.train.total_steps, json=args.json, log_every=config.run.log_every)
     try:
         with together(place, reporter.say, beside_first=launched) as hosts:
             if hosts.member is not None:

@@ -11,12 +11,14 @@ import os
 import sys
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from podling.config import from_dict
+from podling.cost.hbm import memory_stats
 from podling.errors import PodlingError
 from podling.parallel.device import compute_dtype
 from podling.parallel.mesh import make_mesh
@@ -55,19 +57,9 @@ def main(folder: Path, job: dict[str, Any]) -> None:
             answer: dict[str, Any] = {"refused": str(error)}
         else:
             (folder / "program.hlo.gz").write_bytes(gzip.compress(compiled.as_text().encode(), compresslevel=3))
-            answer = {"memory": _memory(compiled.memory_analysis())}
+            answer = {"memory": asdict(memory_stats(compiled))}
         answer |= {"lower_s": lowered_s - began_s, "compile_s": time.perf_counter() - lowered_s}
     (folder / "answer.json").write_text(json.dumps(answer))
-
-
-def _memory(found: Any) -> dict[str, int]:
-    return {
-        "argument_bytes": found.argument_size_in_bytes,
-        "output_bytes": found.output_size_in_bytes,
-        "alias_bytes": found.alias_size_in_bytes,
-        "temp_bytes": found.temp_size_in_bytes,
-        "code_bytes": found.generated_code_size_in_bytes,
-    }
 
 
 if __name__ == "__main__":

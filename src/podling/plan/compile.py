@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -64,7 +63,6 @@ class Compiler:
     def __init__(self, config: Config, target: Target, programs: Programs, say: Callable[[str], None]):
         self.config, self.target, self.programs, self.say = config, target, programs, say
         self.compiled = 0
-        self.compile_s = 0.0
 
     def option(self, layout: Layout) -> Option:
         """Compile the layout, or find it compiled.
@@ -112,11 +110,9 @@ class Compiler:
 
     def _compile(self, config: Config, job: dict[str, Any], key: str, layout: Layout) -> dict[str, Any]:
         self.say(f"compiling for {self.target.name}: {layout}")
-        began_s = time.perf_counter()
         with self.programs.filling(key) as folder:
             answer = run_child(folder, {**job, "config": to_dict(config)})
         self.compiled += 1
-        self.compile_s += time.perf_counter() - began_s
         return answer
 
     def _read(self, key: str, layout: Layout, answer: dict[str, Any]) -> tuple[Hbm, StepTime]:

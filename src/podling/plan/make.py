@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 
 from podling.config import Config
 from podling.cost.analytic import estimate_hbm, estimate_time
@@ -14,7 +13,7 @@ from podling.cost.scaling_law import forecast
 from podling.errors import InputError, Problem, raise_if
 from podling.files import show_binary
 from podling.model.spec import param_count
-from podling.parallel.device import peak_flops
+from podling.parallel.device import compute_dtype, peak_flops
 from podling.plan.budget import spend, within
 from podling.plan.cache import Programs
 from podling.plan.command import train_command
@@ -63,7 +62,7 @@ def make_plan(
         what = f"{target.text}: the devices of a CPU share its cores, and how fast they are together is not foretold"
         raise InputError(Problem("--chip", what, "plan for --chip cpu"))
     held = frozenset(given) & frozenset(HELD)
-    itemsize = itemsize_of(config, target)
+    itemsize = compute_dtype(config.train.dtype, target.platform).itemsize
     space = layouts(config, target, held)
     if not space:
         raise_if(undivided(config, target, held))
@@ -89,12 +88,6 @@ def make_plan(
     return _plan(settled, given, target, found, budget_s, data_tokens, most_steps, notes, compiler, began_s)
 
 
-def itemsize_of(config: Config, target: Target) -> int:
-    """Bytes of the compute dtype there; `auto` is float32 on CPUs and bfloat16 elsewhere."""
-    asked = config.train.dtype
-    return 4 if asked == "float32" or (asked == "auto" and target.platform == "cpu") else 2
-
-
 def estimated(config: Config, layout: Layout, target: Target, itemsize: int) -> Option:
     """A layout with its analytic estimates."""
     inside = with_layout(config, layout)
@@ -105,7 +98,7 @@ def estimated(config: Config, layout: Layout, target: Target, itemsize: int) -> 
 
 def best_estimate(config: Config, target: Target, held: frozenset[str]) -> Option | None:
     """The best layout that fits by estimate, with these flags held; None where there is none."""
-    itemsize = itemsize_of(config, target)
+    itemsize = compute_dtype(config.train.dtype, target.platform).itemsize
     options = (estimated(config, layout, target, itemsize) for layout in layouts(config, target, held))
     return next(iter(best_first(option for option in options if option.fits)), None)
 
@@ -122,11 +115,12 @@ def _too_much(option: Option) -> str:
     return f"needs about {show_binary(option.hbm.total_bytes)} of {show_binary(option.hbm.limit_bytes)}"
 
 
-def _peak(target: Target, dtype: str) -> float | None:
+def _peak(config: Config, target: Target) -> float | None:
     """FLOP/s that MFU is a share of: published, but measured on a CPU."""
+    dtype = compute_dtype(config.train.dtype, target.platform)
     if target.platform != "cpu":
-        return target.chip.peak_flops.get(dtype)
-    return peak_flops(jax.devices("cpu")[:1], jnp.dtype(dtype)).flops_per_s
+        return target.chip.peak_flops.get(dtype.name)
+    return peak_flops(jax.devices("cpu")[:1], dtype).flops_per_s
 
 
 def _plan(
@@ -144,7 +138,7 @@ def _plan(
     """The fastest that was found, with what the budget makes of it."""
     chosen = found.fitting[0]
     assert chosen.time is not None
-    step_s, dtype = chosen.time.step_s, "float32" if itemsize_of(config, target) == 4 else "bfloat16"
+    step_s = chosen.time.step_s
     tokens_per_s = config.train.batch_tokens / step_s
     use = None
     if budget_s is not None:
@@ -156,10 +150,10 @@ def _plan(
                 *notes,
                 f"the warm-up is cut from {before} steps to {config.optimizer.warmup_steps}, a tenth of the run",
             ]
-    tokens = config.train.steps * config.train.batch_tokens
+    tokens = config.train.total_steps * config.train.batch_tokens
     params = param_count(config.model)
     epochs = tokens / data_tokens if data_tokens else None
-    peak = _peak(target, dtype)
+    peak = _peak(config, target)
     return Plan(
         target=target,
         config=config,

@@ -3,7 +3,6 @@
 from dataclasses import asdict
 from typing import Any
 
-from podling.config import Config
 from podling.cost.records import Hbm, StepTime
 from podling.plan.records import Option, Plan
 from podling.presets import PRESETS
@@ -14,7 +13,7 @@ MOST_OPS = 20  # of the thousands that a step may have
 def record(plan: Plan) -> dict[str, Any]:
     """Everything that the text shows, and more of it."""
     use, loss, config, time = plan.budget, plan.loss, plan.config, plan.chosen.time
-    steps, tokens = (use.steps, use.tokens) if use else own_steps(config)
+    steps = use.steps if use else config.train.total_steps
     return {
         "fits": plan.chosen.fits,
         "chip": plan.target.text,
@@ -31,7 +30,7 @@ def record(plan: Plan) -> dict[str, Any]:
         "peak_flops": plan.peak_flops,
         "batch_tokens": config.train.batch_tokens,
         "steps": steps,
-        "tokens": tokens,
+        "tokens": steps * config.train.batch_tokens,
         "train_s": use.train_s if use else steps * time.step_s if time else None,
         "epochs": use.epochs if use else None,
         "budget": asdict(use) if use else None,
@@ -57,13 +56,6 @@ def model_name(plan: Plan) -> str:
     if known and shape == (known.layers, known.heads, known.embed, known.mlp):
         return model.preset
     return f"{model.preset} with {model.layers} layers, {model.heads} heads, embed {model.embed}, mlp {model.mlp}"
-
-
-def own_steps(config: Config) -> tuple[int, int]:
-    """Steps and tokens that a configuration asks for by itself."""
-    train = config.train
-    steps = -(-train.tokens // train.batch_tokens) if train.tokens else train.steps
-    return steps, steps * train.batch_tokens
 
 
 def _option(option: Option) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from podling.files import counted, show_binary
-from podling.plan.record import model_name, own_steps
+from podling.plan.record import model_name
 from podling.plan.records import Plan
 from podling.plan.refused import way_out
 from podling.plan.tables import (
@@ -99,9 +99,11 @@ def _buys(plan: Plan) -> list[str]:
     lines: list[str] = []
     use, config = plan.budget, plan.config
     if use is None and plan.chosen.time is not None:
-        steps, tokens = own_steps(config)
+        steps = config.train.total_steps
         took = duration(steps * plan.chosen.time.step_s)
-        words = f"the {steps:,} steps of the configuration, {count(tokens)} tokens, take {took}"
+        words = (
+            f"the {steps:,} steps of the configuration, {count(steps * config.train.batch_tokens)} tokens, take {took}"
+        )
         lines.append(f"{words} (--budget TIME plans a session)")
     if use is not None:
         spent = [

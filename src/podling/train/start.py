@@ -125,7 +125,7 @@ def prepare_data(config: Config, reporter: Reporter) -> tuple[Config, Prepared]:
         raise InputError(Problem("--model.vocab-size", what, "leave it out: it is taken from the tokenizer"))
     train = config.train
     if train.tokens:
-        steps = -(-train.tokens // train.batch_tokens)
+        steps = train.total_steps
         reporter.say(f"{train.tokens:,} tokens are {steps:,} steps of {train.batch_tokens:,}")
         train = dataclasses.replace(train, steps=steps, tokens=0)
     model = dataclasses.replace(config.model, vocab_size=vocab_size)
