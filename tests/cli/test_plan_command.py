@@ -56,6 +56,14 @@ def test_a_gpu_by_its_figures(capfd: pytest.CaptureFixture[str]) -> None:
         )
 
 
+def test_tokens_and_the_steps_that_they_are_foretell_one_loss(capfd: pytest.CaptureFixture[str]) -> None:
+    model = ("--model", "gpt2", "--chip", "8xh100")
+    _, by_tokens, _ = call(capfd, *model, "--tokens", str(4000 * 524288))
+    _, by_steps, _ = call(capfd, *model, "--steps", "4000")
+    for name in ("steps", "tokens", "loss_range"):
+        assert by_tokens[name] == by_steps[name] and by_tokens[name]
+
+
 def test_the_command_is_taken_by_train(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     from podling.cli.train import read
 
