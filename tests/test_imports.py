@@ -15,7 +15,7 @@ FLOORS = [
     {"errors"},
     {"config", "files", "chips", "svg"},
     {"data", "parallel", "presets", "hlo"},
-    {"validate", "model", "hosts", "topology"},
+    {"validate", "model", "hosts", "topology", "tuning"},
     {"cost"},
     {"run"},
     {"generate"},
@@ -27,7 +27,7 @@ FLOORS = [
 ]
 """A room imports rooms of lower floors and its own: there is no circle of rooms."""
 
-LIGHT = {"config", "errors", "files", "chips", "topology", "presets", "validate", "data", "launch", "cli"}
+LIGHT = {"config", "errors", "files", "chips", "topology", "presets", "validate", "tuning", "data", "launch", "cli"}
 LIGHT |= {"__main__", "__init__"}
 LIGHT_FILES = {"cost/records.py", "cost/scaling_law.py", "plan/records.py", "plan/target.py", "plan/budget.py"}
 NUMPY_IN_DATA = {"batches.py", "documents.py", "shards.py", "ngram.py"}

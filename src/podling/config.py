@@ -121,8 +121,13 @@ class TrainConfig:
     """Compute precision; master weights and loss stay float32. auto: bfloat16 on TPU and GPU, float32 on CPU."""
     remat: Literal["none", "dots", "full"] = "none"
     """What the backward pass recomputes: nothing, all but matmul results, or whole blocks."""
-    loss_chunk: int = 0
-    """Positions per chunk of the loss, so that full logits never exist; must divide the context; 0 for one piece."""
+    attention: Literal["auto", "reference", "splash", "cudnn"] = "auto"
+    """How attention is computed: reference (plain softmax), splash (TPU kernel), cudnn (GPU kernel); auto chooses."""
+    layer_loop: Literal["auto", "scan", "unroll"] = "auto"
+    """Layers as one loop, or one after another (longer to compile); auto chooses for the device."""
+    loss_chunk: int = -1
+    """Positions per chunk of the loss, so that full logits never exist; must divide the context; 0 for one piece, -1
+    chooses."""
     eval_every: Annotated[int, flat("eval-every")] = 250
     """Steps between evaluations; 0 for only the one at the end."""
     eval_tokens: int = 65536

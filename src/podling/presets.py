@@ -48,7 +48,6 @@ def _gpt2(
         steps=steps,
         batch_tokens=524288,
         remat=remat,
-        loss_chunk=256,
         eval_every=250,
         eval_tokens=1048576,
     )

@@ -20,6 +20,7 @@ Test = tuple[Callable[[Any], bool], str]
 
 POSITIVE: Test = (lambda value: value >= 1, "must be at least 1")
 COUNT: Test = (lambda value: value >= 0, "must not be negative")
+CHUNK: Test = (lambda value: value >= -1, "must be a number of positions, 0 for one piece or -1 to have it chosen")
 ABOVE_ZERO: Test = (lambda value: 0 < value < math.inf, "must be a number above 0")
 AT_LEAST_ZERO: Test = (lambda value: 0 <= value < math.inf, "must be a number, 0 or more")
 SHARE: Test = (lambda value: 0 <= value <= 1, "must be from 0 to 1")
@@ -55,7 +56,7 @@ RULES: dict[tuple[str, str], Test] = {
     ("train", "batch_tokens"): POSITIVE,
     ("train", "micro_batch"): COUNT,
     ("train", "seed"): SEED,
-    ("train", "loss_chunk"): COUNT,
+    ("train", "loss_chunk"): CHUNK,
     ("train", "eval_every"): COUNT,
     ("train", "eval_tokens"): COUNT,
     ("train", "samples"): COUNT,
@@ -138,7 +139,7 @@ def _batch(config: Config, bad: set[str]) -> list[Problem]:
         what = f"{train.micro_batch} does not divide the {rows} sequences of a batch ({train.batch_tokens} tokens)"
         near = sorted(sorted(_divisors(rows), key=lambda number: abs(number - train.micro_batch))[:5])
         problems.append(Problem("--train.micro-batch", what, f"sizes that do: {_listed(near)}; 0 chooses one"))
-    if train.loss_chunk and "--train.loss-chunk" not in bad and context % train.loss_chunk:
+    if train.loss_chunk > 0 and "--train.loss-chunk" not in bad and context % train.loss_chunk:
         near = sorted(sorted(_divisors(context), key=lambda number: abs(number - train.loss_chunk))[:5])
         what = f"{train.loss_chunk} does not divide the context of {context}"
         problems.append(Problem("--train.loss-chunk", what, f"sizes that do: {_listed(near)}; 0 turns chunks off"))

@@ -9,6 +9,7 @@ import pytest
 
 from podling.config import ModelConfig
 from podling.model.attention import attention, causal_mask
+from podling.model.form import Form
 from podling.model.gpt import forward, layer_keys, logits
 from podling.model.loss import cross_entropy
 from podling.model.spec import Params, init_params
@@ -112,9 +113,9 @@ def assert_same(got: tuple[jax.Array, Params], expected: tuple[jax.Array, Params
 def test_remat_changes_no_number(params):
     """With dropout: what is computed again must be dropped again."""
     cfg, key = dataclasses.replace(CFG, dropout=0.2), jax.random.key(1)
-    plain = loss_and_grads(params, cfg, remat="none", dropout_key=key)
+    plain = loss_and_grads(params, cfg, form=Form(remat="none"), dropout_key=key)
     for policy in ("dots", "full"):
-        assert_same(loss_and_grads(params, cfg, remat=policy, dropout_key=key), plain, 1e-6)
+        assert_same(loss_and_grads(params, cfg, form=Form(remat=policy), dropout_key=key), plain, 1e-6)
 
 
 def test_remat_computes_again_what_it_says(params):
@@ -123,7 +124,7 @@ def test_remat_computes_again_what_it_says(params):
 
     def products(policy: str) -> int:
         def loss(params: Params) -> jax.Array:
-            return forward(params, tokens, CFG, remat=policy).sum()
+            return forward(params, tokens, CFG, form=Form(remat=policy)).sum()
 
         return str(jax.make_jaxpr(jax.grad(loss))(params)).count("dot_general")
 

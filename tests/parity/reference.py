@@ -18,6 +18,7 @@ from podling.generate.decode import generate
 from podling.generate.settings import Settings
 from podling.interop.hf_config import hf_config
 from podling.interop.names import PREFIX, to_hf
+from podling.model.form import Form
 from podling.model.gpt import forward, logits
 from podling.model.loss import cross_entropy
 from podling.model.spec import Leaf, Params, param_specs
@@ -170,8 +171,8 @@ def _no_key(name: str, array: np.ndarray) -> np.ndarray:
 
 def _own_gradients(params, cfg, train, inputs, targets, weights) -> tuple[float, dict[str, np.ndarray]]:
     def loss(params):
-        hidden = forward(params, inputs, cfg, remat=train.remat)
-        nll, count = cross_entropy(params, hidden, targets, weights, cfg, chunk=train.loss_chunk)
+        hidden = forward(params, inputs, cfg, form=Form.of(train))
+        nll, count = cross_entropy(params, hidden, targets, weights, cfg, chunk=Form.of(train).loss_chunk)
         return nll / count
 
     value, gradients = jax.jit(jax.value_and_grad(loss))(params)

@@ -9,6 +9,7 @@ import pytest
 
 from podling.config import ModelConfig
 from podling.data.batches import EvalWindows
+from podling.model.form import Form
 from podling.model.gpt import forward, logits
 from podling.model.spec import init_params
 from podling.parallel.mesh import make_mesh
@@ -55,7 +56,7 @@ def test_any_cut_into_batches_gives_the_sum_over_windows(params, windows, by_han
     mesh = make_mesh(mesh, jax.devices()[:1] if mesh == "data=1" else jax.devices())
     with jax.set_mesh(mesh):
         placed = jax.device_put(params, jax.NamedSharding(mesh, jax.P()))
-        evaluate = Evaluator(CFG, windows, mesh, rows=rows, dtype=jnp.float32, loss_chunk=chunk)
+        evaluate = Evaluator(CFG, windows, mesh, rows=rows, dtype=jnp.float32, form=Form(loss_chunk=chunk))
         result = evaluate(placed)
         assert evaluate(placed) == result
     np.testing.assert_allclose(result.nll_sum, by_hand, rtol=1e-6)
@@ -65,7 +66,7 @@ def test_any_cut_into_batches_gives_the_sum_over_windows(params, windows, by_han
 def test_a_long_evaluation_says_how_far_it_is(params, windows):
     mesh, told = make_mesh("data=1", jax.devices()[:1]), []
     with jax.set_mesh(mesh):
-        evaluate = Evaluator(CFG, windows, mesh, rows=1, dtype=jnp.float32, loss_chunk=0)
+        evaluate = Evaluator(CFG, windows, mesh, rows=1, dtype=jnp.float32, form=Form())
         evaluate(jax.device_put(params, jax.NamedSharding(mesh, jax.P())), told.append)
     assert len(told) >= 2 and len(set(told)) == len(told)
 

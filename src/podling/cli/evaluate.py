@@ -181,22 +181,23 @@ def _figures(args: Args, scored: _Scored, reporter: Any) -> dict[str, Any]:
     import jax
 
     from podling.data.batches import heldout_windows
+    from podling.model.form import Form
     from podling.model.spec import abstract_params
     from podling.parallel.mesh import data_parallel, make_mesh
     from podling.train.evaluate import EvalResult, Evaluator
+    from podling.tuning import settled
 
     config, mesh = scored.config, make_mesh("auto", scored.devices)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_params(config.model, mesh))
     params = jax.device_put(scored.model.params, shardings)
     context, limit = config.model.context, 0 if args.data else config.train.eval_tokens
     rows = data_parallel(mesh) * max(1, 4096 // context)
+    form = Form.of(settled(config, mesh.devices.flat[0].platform).train)
     results = []
     with jax.set_mesh(mesh), reporter.status("evaluating") as tell:
         for split in scored.splits:
             windows = heldout_windows(scored.prepared, context, limit, split)
-            evaluator = Evaluator(
-                config.model, windows, mesh, rows=rows, dtype=scored.dtype, loss_chunk=config.train.loss_chunk
-            )
+            evaluator = Evaluator(config.model, windows, mesh, rows=rows, dtype=scored.dtype, form=form)
             results.append(evaluator(params, tell))
     total = EvalResult(
         nll_sum=sum(result.nll_sum for result in results),

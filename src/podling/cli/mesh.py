@@ -124,6 +124,7 @@ def _draw(args: Args, config: Config, topology: Any, notes: list[str]) -> dict[s
     from podling.parallel.mesh import make_mesh
     from podling.train.auto_mesh import Machine, joined, settle_mesh
     from podling.train.batch_plan import device_memory_bytes
+    from podling.tuning import settled
 
     found = [] if topology else select_devices(config.run.device)
     if topology:
@@ -134,6 +135,7 @@ def _draw(args: Args, config: Config, topology: Any, notes: list[str]) -> dict[s
         machine = Machine(len(like), joined(like), device_memory_bytes(like))
         where, platform = f"{machine.devices} x {found[0].device_kind}", found[0].platform
     dtype = compute_dtype(config.train.dtype, platform)
+    config = settled(config, platform)
     choice = settle_mesh(config, machine, dtype.itemsize)
     if topology:
         grid = grid_of_topology(topology, choice.sizes)

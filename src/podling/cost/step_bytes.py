@@ -80,7 +80,7 @@ def _copy_bytes(itemsize: int) -> int:
 
 def row_bytes(config: Config, itemsize: int) -> int:
     """Bytes that one sequence needs on a device of its own: what is kept for the backward pass, a layer, or logits."""
-    chunk = config.train.loss_chunk or config.model.context
+    chunk = max(0, config.train.loss_chunk) or config.model.context
     alone = {"data": 1, "fsdp": 1, "tensor": 1}
     mine = Share(config.model, alone, 1, 1, config.train.remat, chunk, itemsize)
     return round(config.model.layers * kept_bytes(mine) + max(layer_bytes(mine), logits_bytes(mine)))

@@ -123,7 +123,7 @@ def step_rows(config: Config, sizes: Mapping[str, int], plan: BatchPlan, dtype: 
         shape = (plan.micro_steps, plan.micro_batch, model.context)
         rows.append(_activation(BATCH, field.name, ("micro", "batch", "sequence"), shape, held, mesh))
     b, t, width = plan.micro_batch, model.context, model.heads * model.head_dim
-    chunk = config.train.loss_chunk or t
+    chunk = max(0, config.train.loss_chunk) or t
     for name, axes, shape, held in (
         ("residual stream", ("batch", "residual", "embed"), (b, t, model.embed), dtype),
         ("residual stream, gathered", ("batch", "sequence", "embed"), (b, t, model.embed), dtype),

@@ -1,6 +1,6 @@
 """GPT-2 (Radford et al. 2019) as pure functions: pre-LayerNorm blocks, tanh GELU, learned positions, tied head.
 
-`block` is the model; `forward` scans it over the stacked layers. Training and decoding differ only in the `attend`
+`block` is the model; `forward` runs it over the stacked layers. Training and decoding differ only in the `attend`
 they hand to it. Axis letters are those of `podling.model.spec`.
 """
 
@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from podling.config import ModelConfig
 from podling.model.attention import MASKED, attention, causal_mask
+from podling.model.form import Form
 from podling.model.ops import dropout, einsum, layer_norm
 from podling.model.remat import rematerialised
 from podling.model.spec import Block, Params, compute_params, param_specs
@@ -29,7 +30,7 @@ def forward(
     cfg: ModelConfig,
     *,
     dtype: Any = jnp.float32,
-    remat: str = "none",
+    form: Form = Form(),  # noqa: B008 - frozen
     dropout_key: jax.Array | None = None,
 ) -> Float[Array, "B T D"]:
     """Hidden states after the final LayerNorm; `logits` or `cross_entropy` turn them into predictions.
@@ -40,7 +41,7 @@ def forward(
             where data is made.
         cfg: sizes; static under jit.
         dtype: compute precision; parameters are float32 and cast where they are used.
-        remat: what the backward pass recomputes, see `rematerialised`.
+        form: how it is run.
         dropout_key: None turns dropout off.
 
     Raises:
@@ -59,7 +60,12 @@ def forward(
     with jax.named_scope("embedding"):
         x = embed(params, tokens, None, cfg, dtype)
         x = dropout(x, cfg.dropout, None if dropout_key is None else jax.random.fold_in(dropout_key, cfg.layers))
-    x, _ = jax.lax.scan(rematerialised(layer, remat), x, (params.blocks, jnp.arange(cfg.layers)))
+    one_layer = rematerialised(layer, form.remat)
+    if form.layers == "unroll":
+        for index in range(cfg.layers):
+            x, _ = one_layer(x, (jax.tree.map(lambda leaf: leaf[index], params.blocks), jnp.int32(index)))  # noqa: B023
+    else:
+        x, _ = jax.lax.scan(one_layer, x, (params.blocks, jnp.arange(cfg.layers)))
     with jax.named_scope("final_norm"):
         return layer_norm(x, params.final_scale, params.final_bias)
 

@@ -25,6 +25,8 @@ SAID = {
     ("train", "micro_batch"),
     ("train", "remat"),
     ("train", "loss_chunk"),
+    ("train", "attention"),
+    ("train", "layer_loop"),
     ("data", "paths"),
 }
 

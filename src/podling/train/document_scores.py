@@ -18,6 +18,7 @@ from podling.config import Config
 from podling.cost.step_bytes import row_bytes
 from podling.data.documents import DocumentPlace, document_tokens, list_documents
 from podling.data.shards import Prepared, SplitName
+from podling.model.form import Form
 from podling.model.spec import Params, param_count
 from podling.train.batch_plan import device_memory_bytes
 from podling.train.per_example import score_windows
@@ -150,7 +151,7 @@ def _compiled(config: Config, mesh: jax.sharding.Mesh, dtype: Any) -> Any:
     def on_device(params: Any, running: Any, *windows: Any) -> Any:
         mine = lax.pcast(params, "data", to="varying")  # else gradients would be summed over the devices
         running = jax.tree.map(lambda x: x[0], running)
-        score = partial(score_windows, cfg=config.model, dtype=dtype, loss_chunk=config.train.loss_chunk)
+        score = partial(score_windows, cfg=config.model, dtype=dtype, loss_chunk=Form.of(config.train).loss_chunk)
         running, losses, norms = score(mine, running, *windows)
         return jax.tree.map(lambda x: x[None], running), losses, norms
 

@@ -14,6 +14,7 @@ from jaxtyping import Array
 
 from podling.config import ModelConfig
 from podling.data.batches import EvalWindows
+from podling.model.form import Form
 from podling.model.gpt import forward
 from podling.model.loss import cross_entropy
 from podling.model.spec import Params
@@ -59,7 +60,7 @@ class EvalResult:
 class Evaluator:
     """Scores the same windows every time, with one compiled program."""
 
-    def __init__(self, cfg: ModelConfig, windows: EvalWindows, mesh: Mesh, *, rows: int, dtype: Any, loss_chunk: int):
+    def __init__(self, cfg: ModelConfig, windows: EvalWindows, mesh: Mesh, *, rows: int, dtype: Any, form: Form):
         """Args: `rows` is how many windows are scored at a time, over all devices."""
         self._windows = windows
         self._rows = rows
@@ -70,8 +71,8 @@ class Evaluator:
         self._in_flight = 0 if emulated else IN_FLIGHT
 
         def batch_nll(params: Params, inputs: Array, targets: Array, weights: Array) -> Array:
-            hidden = forward(params, inputs, cfg, dtype=dtype)
-            return cross_entropy(params, hidden, targets, weights, cfg, chunk=loss_chunk)[0]
+            hidden = forward(params, inputs, cfg, dtype=dtype, form=form)
+            return cross_entropy(params, hidden, targets, weights, cfg, chunk=form.loss_chunk)[0]
 
         self._batch_nll = jax.jit(batch_nll)
 

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from podling.config import Config
 from podling.parallel.mesh import batch_sharding
 from podling.train.step import DeviceBatch, TrainState, init_state, make_train_step
+from podling.tuning import settled
 
 
 def abstract_state(config: Config, mesh: Mesh) -> TrainState:
@@ -49,12 +50,13 @@ def lower_step(
     """The step as `jax.jit(...).lower(...)` gives it, its state donated.
 
     Args:
-        config: resolved (`vocab_size`, `steps` known).
+        config: resolved (`vocab_size`, `steps` known); what it leaves open is settled for the mesh's devices.
         mesh: the ambient one; of real devices or of a topology's.
         dtype: compute precision.
         micro_batch: rows of one forward pass, over all devices.
         micro_steps: forward passes in a step.
         wrap: put around the step before it is traced.
     """
+    config = settled(config, mesh.devices.flat[0].platform)
     step = jax.jit(wrap(make_train_step(config, dtype)), donate_argnums=0)
     return step.lower(abstract_state(config, mesh), abstract_batch(config, mesh, micro_batch, micro_steps))

@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from podling.config import Config
 from podling.data.batches import Batch, Batches, EvalWindows, heldout_windows
 from podling.data.shards import Prepared
+from podling.model.form import Form
 from podling.parallel.axes import mesh_text
 from podling.parallel.device import Peak, compute_dtype, peak_flops, select_devices
 from podling.parallel.mesh import batch_sharding, make_mesh
@@ -21,6 +22,7 @@ from podling.train.progress import Reporter
 from podling.train.retrace import TraceCounter
 from podling.train.rows import checksum, device_checksum, place, rows_here
 from podling.train.step import DeviceBatch, StepMetrics, TrainState, init_state, make_train_step
+from podling.tuning import choices, settled
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,8 @@ class Session:
             InputError: the device asked for is not there, or mesh and batch do not fit it.
         """
         devices = select_devices(config.run.device)
-        dtype = compute_dtype(config.train.dtype, devices[0].platform)
+        dtype, chosen = compute_dtype(config.train.dtype, devices[0].platform), choices(config, devices[0].platform)
+        config = settled(config, devices[0].platform)
         here = [device for device in devices if device.process_index == jax.process_index()]
         memory = shared.device_bytes if shared else device_memory_bytes(here)
         choice = settle_mesh(config, Machine(len(devices), joined(devices), memory), dtype.itemsize)
@@ -78,6 +81,9 @@ class Session:
         if choice.why:
             reporter.say(f"mesh: {choice.text}; {choice.why}")
         reporter.say(f"batch: {plan}")
+        for choice in chosen:
+            if choice.said:
+                reporter.say(f"step: {choice}")
         context = config.model.context
         batches = Batches(
             prepared,
@@ -103,7 +109,7 @@ class Session:
             batches=batches,
             windows=windows,
             evaluate=Evaluator(
-                config.model, windows, mesh, rows=plan.micro_batch, dtype=dtype, loss_chunk=config.train.loss_chunk
+                config.model, windows, mesh, rows=plan.micro_batch, dtype=dtype, form=Form.of(config.train)
             ),
             counter=counter,
             train_step=jax.jit(counter, donate_argnums=0),

@@ -10,6 +10,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from podling.config import Config
+from podling.model.form import Form
 from podling.model.gpt import forward
 from podling.model.loss import sequence_cross_entropy
 from podling.model.spec import Params, init_params, param_specs
@@ -63,7 +64,7 @@ def make_train_step(config: Config, dtype: Any) -> StepFunction:
     """Close the configuration over the pure step, ready for `jax.jit(..., donate_argnums=0)`.
 
     Args:
-        config: resolved (`vocab_size`, `steps` known).
+        config: resolved (`vocab_size`, `steps` known) and settled for the device (`podling.tuning`).
         dtype: compute precision.
     """
     optimizer = make_optimizer(config.optimizer, config.model, config.train.steps)
@@ -104,15 +105,15 @@ def sum_gradients(
     `data` happens once, at the end, whatever their number. Over `fsdp` each micro-batch's gradient is reduce-scattered
     as the blocks' weights are left, so no device ever holds a full one.
     """
-    specs = param_specs(config.model)
+    specs, form = param_specs(config.model), Form.of(config.train)
     params = jax.tree.map(lambda leaf, x: share(x, leaf.axes), specs, params)
 
     def loss(
         params: Params, inputs: Int[Array, "B T"], targets: Int[Array, "B T"], weights: Float[Array, "B T"], key: Any
     ) -> tuple[Array, tuple[Array, Array]]:
-        hidden = forward(params, inputs, config.model, dtype=dtype, remat=config.train.remat, dropout_key=key)
+        hidden = forward(params, inputs, config.model, dtype=dtype, form=form, dropout_key=key)
         with jax.named_scope("loss"):
-            chunk = config.train.loss_chunk
+            chunk = form.loss_chunk
             nll, count = sequence_cross_entropy(params, hidden, targets, weights, config.model, chunk=chunk)
         return jnp.sum(nll), (nll, count)  # the sum over devices is for the gradient alone; what is read is [B]
 
