@@ -1,10 +1,22 @@
-"""Scaled dot-product attention (Vaswani et al. 2017, equation 1), scores and softmax in float32."""
+"""Scaled dot-product attention (Vaswani et al. 2017, equation 1), scores and softmax in float32.
+
+`attention` is the reference, for any mask; `causal_attention` also offers kernels that compute the same for a device.
+"""
+
+from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float
 
 from podling.model.ops import dropout, einsum
+from podling.parallel.rules import activation_spec, has_layout
+
+Heads = Float[Array, "B T H K"]
+CausalAttention = Callable[[Heads, Heads, Heads, jax.Array | None], Heads]
+"""Of queries, keys, values and a dropout key."""
 
 MASKED = -1e30  # finite, so that a fully masked row gives a uniform softmax and not NaN
 
@@ -39,3 +51,54 @@ def attention(
     weights = jax.nn.softmax(jnp.where(mask, scores, MASKED), axis=-1).astype(q.dtype)
     weights = dropout(weights, dropout_rate, dropout_key)
     return einsum("bhts,bshk->bthk", weights, v)
+
+
+def causal_attention(which: str, length: int, dropout_rate: float = 0.0) -> CausalAttention:
+    """Attention of every position to those up to its own.
+
+    Args:
+        which: `reference`; or `splash` on TPUs (interpreted elsewhere, slowly) or `cudnn` on GPUs, which drop no
+            weights and never write the scores to memory.
+        length: T.
+        dropout_rate: probability of dropping a weight, where a key is given.
+
+    Raises:
+        ValueError: while tracing: no such attention; or a kernel is to drop weights, or cannot take this length.
+    """
+    if which == "reference":
+        return partial(_reference, mask=causal_mask(length), dropout_rate=dropout_rate)
+    if which not in ("splash", "cudnn"):
+        raise ValueError(f"no attention is called {which!r}")
+
+    def on_mesh(q: Heads, k: Heads, v: Heads, dropout_key: jax.Array | None) -> Heads:
+        if dropout_rate and dropout_key is not None:
+            raise ValueError(f"{which} attention cannot drop attention weights; reference can")
+        if not has_layout():
+            return _on_device(q, k, v, which)
+        # A kernel is one device's: each has its own sequences and heads.
+        spec = PartitionSpec(*activation_spec(("batch", "sequence", "heads")), None)
+        kernel = partial(_on_device, which=which)
+        return jax.shard_map(kernel, in_specs=(spec,) * 3, out_specs=spec, check_vma=False)(q, k, v)
+
+    return on_mesh
+
+
+def _reference(
+    q: Heads, k: Heads, v: Heads, dropout_key: jax.Array | None, *, mask: Bool[Array, "T T"], dropout_rate: float
+) -> Heads:
+    return attention(q, k, v, mask, dropout_rate=dropout_rate, dropout_key=dropout_key)
+
+
+def _on_device(q: Heads, k: Heads, v: Heads, which: str) -> Heads:
+    if which == "cudnn":
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
+    # Pallas takes half a second to import, and a run without the kernel never needs it.
+    from podling.model.splash import splash_attention
+
+    return splash_attention(q, k, v, interpret=platform() != "tpu")
+
+
+def platform() -> str:
+    """What a program is traced for: the platform of the ambient mesh, whose devices need not be here."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if device is None else device.platform

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from podling.config import ModelConfig
-from podling.model.attention import MASKED, attention, causal_mask
+from podling.model.attention import MASKED, causal_attention
 from podling.model.form import Form
 from podling.model.ops import dropout, einsum, layer_norm
 from podling.model.remat import rematerialised
@@ -49,12 +49,12 @@ def forward(
     """
     if tokens.shape[1] > cfg.context:
         raise ValueError(f"{tokens.shape[1]} tokens, and the model's context is {cfg.context}")
-    mask = causal_mask(tokens.shape[1])
+    attention = causal_attention(form.attention, tokens.shape[1], cfg.dropout)
 
     def layer(x: Float[Array, "B T D"], inputs: tuple[Block, Array]) -> tuple[Float[Array, "B T D"], None]:
         p, index = inputs
         keys = layer_keys(dropout_key, index)
-        attend = partial(attention, mask=mask, dropout_rate=cfg.dropout, dropout_key=keys[0])
+        attend = partial(attention, dropout_key=keys[0])
         return block(x, p, cfg, attend, dropout_keys=keys[1:]), None
 
     with jax.named_scope("embedding"):

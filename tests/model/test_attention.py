@@ -1,0 +1,53 @@
+"""Every attention against the reference, with gradients, on several meshes; kernels interpreted on the CPU."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from podling.model.attention import causal_attention
+from podling.parallel.mesh import make_mesh
+
+MESHES = ["data=8", "data=2,fsdp=2,tensor=2", "fsdp=2,tensor=4"]
+
+
+def _inputs(batch: int, length: int, heads: int, size: int, dtype: jnp.dtype) -> list[jax.Array]:
+    keys = jax.random.split(jax.random.key(0), 4)
+    return [jax.random.normal(key, (batch, length, heads, size)).astype(dtype) for key in keys]
+
+
+def _with_gradients(which: str, q: jax.Array, k: jax.Array, v: jax.Array, weights: jax.Array) -> list[jax.Array]:
+    """Output and the gradients of its weighted sum."""
+
+    @jax.jit
+    def run(q: jax.Array, k: jax.Array, v: jax.Array, weights: jax.Array) -> list[jax.Array]:
+        attention = partial(causal_attention(which, q.shape[1]), dropout_key=None)
+        out, pull = jax.vjp(attention, q, k, v)
+        return [out, *pull(weights)]
+
+    return run(q, k, v, weights)
+
+
+@pytest.mark.parametrize("length", [128, 256])
+@pytest.mark.parametrize("which", ["splash"])
+def test_a_kernel_equals_the_reference_with_gradients(which: str, length: int) -> None:
+    arrays = _inputs(2, length, 2, 64, jnp.float32)
+    for got, expected in zip(_with_gradients(which, *arrays), _with_gradients("reference", *arrays), strict=True):
+        np.testing.assert_allclose(got, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("which", ["splash"])
+def test_a_kernel_equals_the_reference_on_a_mesh(which: str, mesh: str) -> None:
+    arrays = _inputs(8, 128, 4, 16, jnp.float32)
+    expected = _with_gradients("reference", *arrays)
+    mesh_of = make_mesh(mesh)
+    with jax.set_mesh(mesh_of):
+        sharding = NamedSharding(mesh_of, PartitionSpec(("data", "fsdp"), None, "tensor", None))
+        got = _with_gradients(which, *(jax.device_put(x, sharding) for x in arrays))
+    for one, other in zip(got, expected, strict=True):
+        assert one.sharding == sharding
+        np.testing.assert_allclose(one, other, atol=2e-5)
