@@ -5,7 +5,6 @@ they hand to it. Axis letters are those of `podling.model.spec`.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -54,8 +53,7 @@ def forward(
     def layer(x: Float[Array, "B T D"], inputs: tuple[Block, Array]) -> tuple[Float[Array, "B T D"], None]:
         p, index = inputs
         keys = layer_keys(dropout_key, index)
-        attend = partial(attention, dropout_key=keys[0])
-        return block(x, p, cfg, attend, dropout_keys=keys[1:]), None
+        return block(x, p, cfg, lambda q, k, v: attention(q, k, v, keys[0]), dropout_keys=keys[1:]), None
 
     with jax.named_scope("embedding"):
         x = embed(params, tokens, None, cfg, dtype)
