@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from podling.model import fused_attention
 from podling.model.attention import causal_attention
 from podling.parallel.mesh import make_mesh
 
@@ -29,16 +30,29 @@ def _with_gradients(which: str, q: jax.Array, k: jax.Array, v: jax.Array, weight
     return run(q, k, v, weights)
 
 
-@pytest.mark.parametrize("length", [128, 256])
-@pytest.mark.parametrize("which", ["splash"])
-def test_a_kernel_equals_the_reference_with_gradients(which: str, length: int) -> None:
-    arrays = _inputs(2, length, 2, 64, jnp.float32)
+CASES = [
+    ("splash", 128, 2, 64),
+    ("fused", 128, 3, 64),  # half a tile of lanes lies beyond the last head
+    ("fused", 128, 1, 128),
+    ("fused", 128, 1, 32),  # less than a tile
+    ("fused", 128, 1, 256),  # two
+    ("fused", 384, 2, 64),  # three blocks
+]
+
+
+@pytest.mark.parametrize(("which", "length", "heads", "size"), CASES)
+def test_a_kernel_equals_the_reference_with_gradients(
+    which: str, length: int, heads: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused_attention, "FORWARD_BLOCK", 128)
+    monkeypatch.setattr(fused_attention, "BACKWARD_BLOCK", 128)
+    arrays = _inputs(2, length, heads, size, jnp.float32)
     for got, expected in zip(_with_gradients(which, *arrays), _with_gradients("reference", *arrays), strict=True):
         np.testing.assert_allclose(got, expected, atol=2e-5)
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("which", ["splash"])
+@pytest.mark.parametrize("which", ["fused", "splash"])
 def test_a_kernel_equals_the_reference_on_a_mesh(which: str, mesh: str) -> None:
     arrays = _inputs(8, 128, 4, 16, jnp.float32)
     expected = _with_gradients("reference", *arrays)

@@ -57,8 +57,8 @@ def causal_attention(which: str, length: int, dropout_rate: float = 0.0) -> Caus
     """Attention of every position to those up to its own.
 
     Args:
-        which: `reference`; or `splash` on TPUs (interpreted elsewhere, slowly) or `cudnn` on GPUs, which drop no
-            weights and never write the scores to memory.
+        which: `reference`; or a kernel, which drops no weights and never writes the scores to memory: `fused` or
+            `splash` on TPUs (interpreted elsewhere, slowly), `cudnn` on GPUs.
         length: T.
         dropout_rate: probability of dropping a weight, where a key is given.
 
@@ -67,7 +67,7 @@ def causal_attention(which: str, length: int, dropout_rate: float = 0.0) -> Caus
     """
     if which == "reference":
         return partial(_reference, mask=causal_mask(length), dropout_rate=dropout_rate)
-    if which not in ("splash", "cudnn"):
+    if which not in ("fused", "splash", "cudnn"):
         raise ValueError(f"no attention is called {which!r}")
 
     def on_mesh(q: Heads, k: Heads, v: Heads, dropout_key: jax.Array | None) -> Heads:
@@ -92,10 +92,17 @@ def _reference(
 def _on_device(q: Heads, k: Heads, v: Heads, which: str) -> Heads:
     if which == "cudnn":
         return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
-    # Pallas takes half a second to import, and a run without the kernel never needs it.
-    from podling.model.splash import splash_attention
+    # Pallas takes half a second to import, and a run without a kernel never needs it.
+    interpret = platform() != "tpu"
+    if which == "splash":
+        from podling.model.splash import splash_attention
 
-    return splash_attention(q, k, v, interpret=platform() != "tpu")
+        return splash_attention(q, k, v, interpret=interpret)
+    from podling.model.fused_attention import fused_attention
+
+    flat = (*q.shape[:2], q.shape[2] * q.shape[3])
+    out = fused_attention(q.reshape(flat), k.reshape(flat), v.reshape(flat), q.shape[2], interpret=interpret)
+    return out.reshape(q.shape)
 
 
 def platform() -> str:

@@ -8,8 +8,11 @@ import jax
 
 from podling.parallel.collectives import SUMMED
 
+ATTENDED = "attended"
+"""Name of what an attention kernel gives its own backward pass: its output, and the log of each softmax's sum."""
+
 _products = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-_summed = jax.checkpoint_policies.save_only_these_names(SUMMED)
+_summed = jax.checkpoint_policies.save_only_these_names(SUMMED, ATTENDED)
 
 
 def rematerialised(layer: Callable[..., Any], remat: str) -> Callable[..., Any]:
@@ -32,7 +35,7 @@ def rematerialised(layer: Callable[..., Any], remat: str) -> Callable[..., Any]:
 
 
 def keep_products(prim: Any, *args: Any, **params: Any) -> bool:
-    """Keep matrix products, and where each device computed one term of a sum, the sum."""
+    """Keep matrix products and what attention kernels name; where each device computed one term of a sum, the sum."""
     out = params.get("out_sharding")
     if out is not None and out.spec.unreduced:
         return False
