@@ -121,8 +121,9 @@ class TrainConfig:
     """Compute precision; master weights and loss stay float32. auto: bfloat16 on TPU and GPU, float32 on CPU."""
     remat: Literal["none", "dots", "full"] = "none"
     """What the backward pass recomputes: nothing, all but matmul results, or whole blocks."""
-    attention: Literal["auto", "reference", "splash", "cudnn"] = "auto"
-    """How attention is computed: reference (plain softmax), splash (TPU kernel), cudnn (GPU kernel); auto chooses."""
+    attention: Literal["auto", "reference", "fused", "splash", "cudnn"] = "auto"
+    """How attention is computed: reference (plain softmax), fused or splash (TPU kernels), cudnn (GPU kernel); auto
+    chooses."""
     layer_loop: Literal["auto", "scan", "unroll"] = "auto"
     """Layers as one loop, or one after another (longer to compile); auto chooses for the device."""
     loss_chunk: int = -1
