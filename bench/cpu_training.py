@@ -5,17 +5,17 @@
     python bench/cpu_training.py char --peer nanogpt=nanoGPT --peer llmc=llm.c
     python bench/cpu_training.py gpt2-b4 --peer nanogpt=nanoGPT --only nanogpt-compile-fused --rounds 3
 
-Works: char (nanoGPT's CPU example: 4 layers, 4 heads, 128 wide, 12 rows of 64 characters), char-6l (its character model:
-6 layers, 6 heads, 384 wide, 64 rows of 256), gpt2-b4 and gpt2-b2 (GPT-2 124M, 4 rows of 64 and 2 of 512).
+Works: char (nanoGPT's CPU example: 4 layers, 4 heads, 128 wide, 12 rows of 64 characters), char-6l (its character
+model: 6 layers, 6 heads, 384 wide, 64 rows of 256), gpt2-b4 and gpt2-b2 (GPT-2 124M, 4 rows of 64 and 2 of 512).
 
-The same for everyone: shape, float32, batch, AdamW with weight decay of matrices alone, gradients clipped by their global
-norm (but llm.c, which has no clipping). GELU and attention are each system's own. Every system is a process that stays;
-in a round each takes the steps of one sample, one system at a time. Given are medians over the rounds with the
-smallest and largest, and memory: the peak while stepping, and of the whole process with compiling. A system's first loss
-must be that of an untrained model, ln(vocabulary), and its last one lower.
+The same for everyone: shape, float32, batch, AdamW with weight decay of matrices alone (llm.c decays all), gradients
+clipped by their global norm (llm.c does not clip). GELU and attention are each system's own. Every system is a process
+that stays; in a round each takes the steps of one sample, one system at a time. Given are medians over the rounds with
+the smallest and largest, and memory: the peak while stepping, and of the whole process with compiling. A system's
+first loss must be that of an untrained model, ln(vocabulary), and its last one lower.
 
-A row is met when podling reaches the target against the fastest peer, with at most 1.2 times its memory, and no peer was
-left out. Rounds may be spread over several calls: --samples FILE keeps them, and the table is made of all it holds.
+A row is met when podling reaches the target against the fastest peer, with at most 1.2 times its memory, and no peer
+was left out. Rounds may be spread over several calls: --samples FILE keeps them, and the table is made of all it holds.
 --warm only fills the caches of the compilers, so that the next call spends its time on steps.
 --variant NAME=WORDS adds podling once more: VAR=VALUE words are its environment, the rest flags of `podling train`.
 """

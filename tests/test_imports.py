@@ -21,7 +21,7 @@ FLOORS = [
     {"generate"},
     {"interop"},
     {"train"},
-    {"layout", "plan", "explain", "launch", "report", "serve"},
+    {"layout", "plan", "explain", "measure", "launch", "report", "serve"},
     {"cli"},
     {"__main__"},
 ]

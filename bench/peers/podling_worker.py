@@ -33,18 +33,19 @@ def main() -> None:
     import jax
     import numpy as np
 
-    from podling.measure.steps import Setup, Steps, resolved
+    from podling.measure.steps import Steps, in_turn, resolved
+    from podling.train.setup import Setup
 
     tokens = np.fromfile(work.tokens, np.int32).reshape(-1, work.rows, work.context + 1)
     setup = Setup.of(resolved(config, work.vocab_size))
     with jax.set_mesh(setup.mesh):
-        steps = Steps(setup, tokens)
+        steps = Steps(setup, in_turn(tokens, setup.plan))
         train = dataclasses.asdict(setup.config.train)
         chosen = {name: train[name] for name in ("attention", "layer_loop", "loss_chunk", "remat")}
         mesh = {axis: size for axis, size in setup.mesh.shape.items() if size > 1}
         about = {"choices": {**chosen, **mesh}, "plan": str(setup.plan), "compile_s": steps.compile_s}
         about["xla_flags"] = os.environ.get("XLA_FLAGS", "")
-        serve(work, steps.run, say, **about)
+        serve(work, lambda count: steps.take(count)[-1].loss, say, **about)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """What every worker of bench/cpu_training.py agrees on: the shape of the work, and the talk with the harness.
 
-The harness starts a worker with the path of a file that `Work.save` wrote. The worker prepares and says one line of JSON
-(`{"first_loss": ...}`); from then on each line it reads is a number of steps, answered by `{"step_s": ..., "loss": ...}`.
+The harness starts a worker with the path of a file that `Work.save` wrote. The worker prepares and says one line of
+JSON, `{"first_loss": ...}`; from then on each line it reads is a number of steps, answered by
+`{"step_s": ..., "loss": ...}`.
 """
 
 import dataclasses

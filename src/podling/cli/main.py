@@ -29,6 +29,7 @@ COMMANDS = {
     "evaluate": ("podling.cli.evaluate", "measure a model on held-out text"),
     "export": ("podling.cli.export", "write a model for Hugging Face transformers"),
     "plan": ("podling.cli.plan", "what fits a chip, how fast it will be, and what a session buys"),
+    "bench": ("podling.cli.bench", "how fast this machine is at it, and what keeps it from being faster"),
     "mesh": ("podling.cli.mesh", "draw a model on a mesh of devices: which one holds what"),
     "import": ("podling.cli.import_", "read a GPT-2 of Hugging Face transformers"),
     "launch": ("podling.cli.launch", "run a command in several processes that are one run"),

@@ -29,6 +29,7 @@ from podling.train.meter import Meter
 from podling.train.progress import Reporter
 from podling.train.progress.words import count, predicted
 from podling.train.session import Session
+from podling.train.setup import Setup
 from podling.train.together import Together
 
 LESS_MEMORY = "a smaller --train.micro-batch, --train.remat full or a --train.loss-chunk needs less"
@@ -150,7 +151,7 @@ def for_summary(forecast: Forecast | None, meter: Meter, folder: RunFolder) -> d
         return None
 
 
-def _shared(session: Session) -> bool:
+def _shared(session: Session | Setup) -> bool:
     """Whether several devices are one CPU, or the CPUs of several processes."""
     return session.mesh.devices.flat[0].platform == "cpu" and session.mesh.size > 1
 
@@ -183,7 +184,7 @@ def foretell(session: Session, program: jax.stages.Compiled, processes: int, com
     return Forecast(facts)
 
 
-def predict_step(session: Session, compiled: jax.stages.Compiled, processes: int) -> StepTime:
+def predict_step(session: Session | Setup, compiled: jax.stages.Compiled, processes: int) -> StepTime:
     """The step's time from its program and what is known of the device.
 
     Raises:
