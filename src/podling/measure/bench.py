@@ -135,23 +135,23 @@ def bench(config: Config, seconds: float, status: Callable[[str], Any]) -> Bench
     """
     with status("starting JAX"):
         setup = Setup.of(config)
-    with tempfile.TemporaryDirectory(prefix="podling-bench-") as folder, jax.set_mesh(setup.mesh):
+    with tempfile.TemporaryDirectory(prefix="podling-bench-") as folder:
         batches = batches_of(made_up(Path(folder), setup), setup)
-        with closing(batches.iterate()) as coming:
+        with jax.set_mesh(setup.mesh), closing(batches.iterate()) as coming:
             with status("compiling the training step"):
                 steps = _compiled(setup, coming)
             others = OtherWork()
             with status(f"taking steps for {seconds:g} s"):
                 taken = steps.take(WARM_UP)[-1:] + steps.take(MOST_STEPS, time.perf_counter() + seconds)
-        with status("measuring matrix products, memory and the loader"):
-            peaks = measure_peaks(setup.devices, setup.dtype)
+        with status("measuring the loader, matrix products and memory"):
             loaded = loader_tokens_per_s(batches, LOADER_S)
+            peaks = measure_peaks(setup.devices, setup.dtype)
             predicted, unknown = _predicted(setup, steps)
-        step = _speed(steps, taken)
-        params, cfg = steps.state.params, setup.config.model
-        del steps  # and the optimizer's state with it
-        with status("generating"):
-            generation = tuple(measure_generation(params, cfg, n, setup.devices[0]) for n in PROMPTS)
+    step = _speed(steps, taken)
+    params, cfg = steps.state.params, setup.config.model
+    del steps  # and the optimizer's state with it
+    with status("generating"):
+        generation = tuple(measure_generation(params, cfg, prompts, setup.devices[0]) for prompts in PROMPTS)
     return Bench(setup, peaks, step, predicted, unknown, loaded, generation, others.cores())
 
 
