@@ -44,9 +44,9 @@ WORKS = {
     work.name: work
     for work in (
         Work("char", 4, 4, 128, 65, rows=12, context=64, warmup_steps=20, target=1.15),
-        Work("char-6l", 6, 6, 384, 65, rows=64, context=256, warmup_steps=1, target=1.15),
+        Work("char-6l", 6, 6, 384, 65, rows=64, context=256, warmup_steps=2, target=1.15),
         Work("gpt2-b4", 12, 12, 768, 50257, rows=4, context=64, warmup_steps=2, target=1.5),
-        Work("gpt2-b2", 12, 12, 768, 50257, rows=2, context=512, warmup_steps=1, target=1.5),
+        Work("gpt2-b2", 12, 12, 768, 50257, rows=2, context=512, warmup_steps=2, target=1.5),
     )
 }
 TORCH = ("nanogpt", "nanogpt-compile", "nanogpt-compile-fused", "transformers")
@@ -138,8 +138,11 @@ def measure(args: argparse.Namespace, work: Work, folder: Path) -> tuple[list[Wo
     return at_work, missing
 
 
+BEGAN_S = time.perf_counter()
+
+
 def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(f"{time.perf_counter() - BEGAN_S:5.1f} s  {line}", file=sys.stderr, flush=True)
 
 
 def record(work: Work, workers: list[Worker]) -> list[dict]:

@@ -48,8 +48,8 @@ class Worker:
         return ""
 
     def fit(self, sample_s: float) -> None:
-        """Choose how many steps a sample takes, by one."""
-        self.steps = max(1, round(sample_s / self._run(1)["step_s"]))
+        """Choose how many steps a sample takes, by its last step before the clock."""
+        self.steps = max(1, round(sample_s / self.about["warm_step_s"]))
 
     def sample(self) -> None:
         """Time some steps; again where other programs disturbed it."""

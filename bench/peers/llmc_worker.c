@@ -86,13 +86,10 @@ int main(int argc, char **argv) {
             gpt2_update(&model, lr, beta1, beta2, eps, decay, ++done);
         }
         clock_gettime(CLOCK_MONOTONIC, &ended);
-        if (!said && done < warmup) {
-            steps = warmup - done;
-            continue;
-        }
+        if (!said && done < warmup) continue;
         double seconds = (ended.tv_sec - began.tv_sec) + (ended.tv_nsec - began.tv_nsec) / 1e9;
         if (said) dprintf(out, "{\"step_s\": %.9f, \"loss\": %.6f}\n", seconds / steps, model.mean_loss);
-        else dprintf(out, "{\"first_loss\": %.6f}\n", first_loss);
+        else dprintf(out, "{\"first_loss\": %.6f, \"warm_step_s\": %.9f}\n", first_loss, seconds);
         said = 1;
         if (!fgets(line, sizeof(line), stdin)) return 0;
         steps = atoi(line);

@@ -1,7 +1,7 @@
 """What every worker of bench/cpu_training.py agrees on: the shape of the work, and the talk with the harness.
 
 The harness starts a worker with the path of a file that `Work.save` wrote. The worker prepares and says one line of
-JSON, `{"first_loss": ...}`; from then on each line it reads is a number of steps, answered by
+JSON, `{"first_loss": ..., "warm_step_s": ...}`; from then on each line it reads is a number of steps, answered by
 `{"step_s": ..., "loss": ...}`.
 """
 
@@ -27,7 +27,7 @@ class Work:
     rows: int
     context: int
     warmup_steps: int
-    """Steps before the clock: the first compiles or allocates."""
+    """Steps before the clock, two at least: the first compiles or allocates, the last says how long a sample is."""
     target: float
     """Tokens/s that podling is to reach, as a multiple of the best peer's."""
     threads: int = 0
@@ -75,8 +75,10 @@ def serve(work: Work, run: Callable[[int], float], say: Callable[[dict], None], 
         about: said with the first answer.
     """
     first_loss = run(1)
-    if work.warmup_steps > 1:
-        run(work.warmup_steps - 1)
+    for _ in range(work.warmup_steps - 1):
+        began_s = time.perf_counter()
+        run(1)
+        about["warm_step_s"] = time.perf_counter() - began_s
     say({"first_loss": first_loss, **about})
     for line in sys.stdin:
         count = int(line)

@@ -102,7 +102,8 @@ def test_a_worker_is_timed(harness, tmp_path):
     worker = harness.Worker.start("test", [sys.executable, "-c", code], {}, tmp_path / "log")
     try:
         assert worker.ready() == ""
-        assert worker.about == {"first_loss": 4.0, "kind": "test"}
+        assert (worker.about["first_loss"], worker.about["kind"]) == (4.0, "test")
+        assert 0.01 <= worker.about["warm_step_s"] < 1
         assert worker.whole_peak_bytes > 10**6
         worker.fit(0.04)
         assert 1 <= worker.steps <= 4
