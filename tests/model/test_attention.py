@@ -45,7 +45,6 @@ def test_a_kernel_equals_the_reference_with_gradients(
     which: str, length: int, heads: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fused_attention, "FORWARD_BLOCK", 128)
-    monkeypatch.setattr(fused_attention, "BACKWARD_BLOCK", 128)
     arrays = _inputs(2, length, heads, size, jnp.float32)
     for got, expected in zip(_with_gradients(which, *arrays), _with_gradients("reference", *arrays), strict=True):
         np.testing.assert_allclose(got, expected, atol=2e-5)

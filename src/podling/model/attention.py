@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float
 
+from podling.chips import chip_of
 from podling.model.ops import dropout, einsum
 from podling.parallel.rules import activation_spec, has_layout
 
@@ -92,20 +93,26 @@ def _reference(
 def _on_device(q: Heads, k: Heads, v: Heads, which: str) -> Heads:
     if which == "cudnn":
         return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
+    platform, kind = target()
     # Pallas takes half a second to import, and a run without a kernel never needs it.
-    interpret = platform() != "tpu"
     if which == "splash":
         from podling.model.splash import splash_attention
 
-        return splash_attention(q, k, v, interpret=interpret)
+        return splash_attention(q, k, v, interpret=platform != "tpu")
     from podling.model.fused_attention import fused_attention
 
+    chip = chip_of(kind)
     flat = (*q.shape[:2], q.shape[2] * q.shape[3])
-    out = fused_attention(q.reshape(flat), k.reshape(flat), v.reshape(flat), q.shape[2], interpret=interpret)
+    out = fused_attention(
+        q.reshape(flat), k.reshape(flat), v.reshape(flat), q.shape[2],
+        mxu_size=chip.mxu_size if chip and chip.mxu_size else 128, interpret=platform != "tpu",
+    )  # fmt: skip
     return out.reshape(q.shape)
 
 
-def platform() -> str:
-    """What a program is traced for: the platform of the ambient mesh, whose devices need not be here."""
+def target() -> tuple[str, str]:
+    """Platform and kind of device that a program is traced for: the ambient mesh's, whose devices need not be here."""
     device = jax.sharding.get_abstract_mesh().abstract_device
-    return jax.default_backend() if device is None else device.platform
+    if device is None:
+        return jax.default_backend(), jax.devices()[0].device_kind
+    return device.platform, device.device_kind

@@ -12,6 +12,7 @@ that the compiler schedules for these kernels, for JAX's own and for other block
 """
 
 import math
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -27,38 +28,58 @@ from podling.model.remat import ATTENDED
 LANES = 128
 LOG2_E = math.log2(math.e)
 HIDDEN = -1e30  # a score above the diagonal
-FORWARD_BLOCK, BACKWARD_BLOCK = 512, 256
-"""Queries (forward) and keys (backward) at a time, at most."""
+FORWARD_BLOCK = 256
+"""Queries at a time of the forward pass; the backward pass takes as many keys as the matrix unit has columns."""
+LONGEST = 2048
+"""Tokens of a sequence: the float32 scores of a block's queries or keys lie in VMEM, and every block is unrolled."""
 
 Tile = Float[Array, "B T N"]
 
 
-def fused_attention(q: Tile, k: Tile, v: Tile, heads: int, *, interpret: bool = False) -> Tile:
+def fused_attention(q: Tile, k: Tile, v: Tile, heads: int, *, mxu_size: int = 128, interpret: bool = False) -> Tile:
     """`attention` under the causal mask, on one device: no layout, or inside `shard_map`.
 
     Args:
-        q: queries; T a multiple of 128.
+        q: queries; T a multiple of 128, at most 2048.
         k: keys.
         v: values.
         heads: H; head_dim, N / H, divides 128 or is a multiple of it.
+        mxu_size: columns of the chip's matrix unit.
         interpret: run the kernel's operations one by one, for a device that is no TPU.
+
+    Raises:
+        ValueError: while tracing: sizes that the kernel cannot take.
     """
-    out: Any = _with_own_gradient(q, k, v, heads, interpret)
+    problem = unfit(q.shape[1], q.shape[2] // heads)
+    if problem:
+        raise ValueError(f"fused attention needs {problem}")
+    out: Any = _with_own_gradient(q, k, v, heads, mxu_size, interpret)
     return out
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _with_own_gradient(q: Tile, k: Tile, v: Tile, heads: int, interpret: bool) -> Tile:
+def unfit(length: int, head_dim: int) -> str:
+    """What a sequence or a head would have to be for this kernel; empty where it is."""
+    if length % LANES or length > LONGEST:
+        return f"a sequence of a multiple of {LANES} up to {LONGEST}, not {length}"
+    if LANES % head_dim and head_dim % LANES:
+        return f"a head_dim that divides {LANES} or is a multiple of it, not {head_dim}"
+    return ""
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
+def _with_own_gradient(q: Tile, k: Tile, v: Tile, heads: int, mxu_size: int, interpret: bool) -> Tile:
     return _forward(q, k, v, heads, interpret)[0]
 
 
-def _saved(q: Tile, k: Tile, v: Tile, heads: int, interpret: bool) -> tuple[Tile, tuple[Array, ...]]:
+def _saved(q: Tile, k: Tile, v: Tile, heads: int, _: int, interpret: bool) -> tuple[Tile, tuple[Array, ...]]:
     out, log_sum = (checkpoint_name(x, ATTENDED) for x in _forward(q, k, v, heads, interpret))
     return out, (q, k, v, out, log_sum)
 
 
-def _pulled(heads: int, interpret: bool, saved: tuple[Array, ...], d_out: Tile) -> tuple[Tile, Tile, Tile]:
-    return _backward(saved, d_out, heads, interpret)
+def _pulled(
+    heads: int, mxu_size: int, interpret: bool, saved: tuple[Array, ...], d_out: Tile
+) -> tuple[Tile, Tile, Tile]:
+    return _backward(saved, d_out, heads, mxu_size, interpret)
 
 
 _with_own_gradient.defvjp(_saved, _pulled)
@@ -81,11 +102,13 @@ def _forward(q: Tile, k: Tile, v: Tile, heads: int, interpret: bool) -> tuple[Ti
     )(q, k, v)
 
 
-def _backward(saved: tuple[Array, ...], d_out: Tile, heads: int, interpret: bool) -> tuple[Tile, Tile, Tile]:
+def _backward(
+    saved: tuple[Array, ...], d_out: Tile, heads: int, mxu_size: int, interpret: bool
+) -> tuple[Tile, Tile, Tile]:
     q = saved[0]
     shape = _Shape(q, heads)
     return pl.pallas_call(
-        partial(_backward_kernel, shape=shape, block=shape.block(BACKWARD_BLOCK)),
+        partial(_backward_kernel, shape=shape, block=shape.block(mxu_size)),
         grid=(shape.batch, shape.tiles),
         in_specs=[shape.tile] * 4 + [shape.column, shape.tile],
         out_specs=[shape.tile] * 3,
@@ -163,59 +186,84 @@ def _visible(weights: Array, block: int) -> Array:
     return first if weights.shape[1] == block else jnp.concatenate([first, weights[:, block:]], axis=1)
 
 
-def _forward_kernel(q_ref: Any, k_ref: Any, v_ref: Any, out_ref: Any, log_sum_ref: Any, *, shape: _Shape, block: int):
-    k, v_t = shape.real(k_ref[...]), shape.real(v_ref[...]).T
+Refs = Any
+"""What a kernel reads and writes: references to blocks in VMEM."""
+
+
+def _forward_kernel(
+    q_ref: Refs, k_ref: Refs, v_ref: Refs, out_ref: Refs, log_sum_ref: Refs, *, shape: _Shape, block: int
+):
+    """One block of queries after another, the last first; see `_ahead` for the order."""
+    v_t = shape.real(v_ref[...]).T
     to_log2 = shape.scale * LOG2_E
-    for start in range(0, shape.length, block):
+
+    def scores_of(start: int, head: int) -> list[tuple[slice, Array]]:
         here, before = slice(start, start + block), slice(0, start)
-        outs = []
-        for head in range(shape.group):
-            q = shape.only(q_ref[here], head)
-            v_head = v_t[shape.rows(head)]
-            scores = shape.dot(k[here], q, transposed=True)  # [keys, queries]
-            pieces = [(here, _masked(scores, HIDDEN))]
-            if start:
-                pieces.append((before, shape.dot(k[before], q, transposed=True)))
-            top = to_log2 * jnp.max(jnp.stack([jnp.max(s, axis=0) for _, s in pieces]), axis=0, keepdims=True)
-            total, out = 0.0, 0.0
-            for keys, s in pieces:
-                weights = jnp.exp2(s * to_log2 - top)
-                total += jnp.sum(weights, axis=0, keepdims=True)
-                out += shape.dot(v_head[:, keys], weights.astype(shape.dtype))  # [head_dim, queries]
-            outs.append(out / total)
-            log_sum_ref[head : head + 1, here] = top + jnp.log2(total)
-        out_ref[here] = jnp.concatenate(outs).T.astype(shape.dtype)
+        q = shape.only(q_ref[here], head)
+        pieces = [(here, _masked(shape.dot(shape.real(k_ref[here]), q, transposed=True), HIDDEN))]
+        if start:
+            pieces.append((before, shape.dot(shape.real(k_ref[before]), q, transposed=True)))
+        return pieces  # each [keys, queries]
+
+    outs: list[Array] = []
+    for start, head, pieces in _ahead(reversed(range(0, shape.length, block)), shape.group, scores_of):
+        here, v_head = slice(start, start + block), v_t[shape.rows(head)]
+        top = to_log2 * jnp.max(jnp.stack([jnp.max(s, axis=0) for _, s in pieces]), axis=0, keepdims=True)
+        total, out = jnp.zeros_like(top), jnp.zeros((shape.size, block), jnp.float32)
+        for keys, scores in pieces:
+            weights = jnp.exp2(scores * to_log2 - top)
+            total += jnp.sum(weights, axis=0, keepdims=True)
+            out += shape.dot(v_head[:, keys], weights.astype(shape.dtype))
+        outs.append((out / total).astype(shape.dtype))
+        log_sum_ref[head : head + 1, here] = top + jnp.log2(total)
+        if head + 1 == shape.group:
+            out_ref[here] = jnp.concatenate(outs).T
+            outs = []
 
 
 def _backward_kernel(
-    q_ref: Any, k_ref: Any, v_ref: Any, out_ref: Any, log_sum_ref: Any, d_out_ref: Any,
-    dq_ref: Any, dk_ref: Any, dv_ref: Any, dq_sum_ref: Any, *, shape: _Shape, block: int,
+    q_ref: Refs, k_ref: Refs, v_ref: Refs, out_ref: Refs, log_sum_ref: Refs, d_out_ref: Refs,
+    dq_ref: Refs, dk_ref: Refs, dv_ref: Refs, dq_sum_ref: Refs, *, shape: _Shape, block: int,
 ):  # fmt: skip
-    q, k, v, d_out = q_ref[...], shape.real(k_ref[...]), shape.real(v_ref[...]), d_out_ref[...]
-    q_t, k_t, d_out_t = q.T, k.T, d_out.T
-    # The softmax's gradient needs each query's sum of weights times their gradients: that of output times gradient.
-    inner = (out_ref[...].astype(jnp.float32) * d_out.astype(jnp.float32)).T
+    """One block of keys after another; the queries' gradients are summed in float32 on the way."""
     to_log2 = shape.scale * LOG2_E
-    for start in range(0, shape.length, block):
+    # The softmax's gradient needs each query's sum of weights times their gradients: that of output times gradient.
+    inner = (out_ref[...].astype(jnp.float32) * d_out_ref[...].astype(jnp.float32)).T
+    mean = [jnp.sum(inner[shape.rows(head)], axis=0, keepdims=True) for head in range(shape.group)]
+    q_t, k_t, d_out_t = q_ref[...].T, shape.real(k_ref[...]).T, d_out_ref[...].T
+
+    def scores_of(start: int, head: int) -> tuple[Array, Array]:
         keys, after = slice(start, start + block), slice(start, shape.length)  # of the keys, and who may see them
-        dks, dvs = [], []
-        for head in range(shape.group):
-            rows = shape.rows(head)
-            scores = shape.dot(k[keys], shape.only(q[after], head), transposed=True)  # [keys, queries]
-            weights = jnp.exp2(scores * to_log2 - log_sum_ref[head : head + 1, after])
-            weights = _visible(weights, block)
-            d_weights = shape.dot(v[keys], shape.only(d_out[after], head), transposed=True)
-            mean = jnp.sum(inner[rows, after], axis=0, keepdims=True)
-            d_scores = (weights * (d_weights - mean)).astype(shape.dtype)
-            dvs.append(
-                shape.dot(d_out_t[rows, after], weights.astype(shape.dtype), transposed=True)
-            )  # [head_dim, keys]
-            dks.append(shape.dot(q_t[rows, after], d_scores, transposed=True))
-            dq = shape.dot(k_t[rows, keys], d_scores)  # [head_dim, queries]
-            if start:
-                dq_sum_ref[rows, after] += dq
-            else:
-                dq_sum_ref[rows, after] = dq
-        dk_ref[keys] = (jnp.concatenate(dks) * shape.scale).T.astype(shape.dtype)
-        dv_ref[keys] = jnp.concatenate(dvs).T.astype(shape.dtype)
-    dq_ref[...] = (dq_sum_ref[...] * shape.scale).T.astype(shape.dtype)
+        scores = shape.dot(shape.real(k_ref[keys]), shape.only(q_ref[after], head), transposed=True)
+        return scores, shape.dot(shape.real(v_ref[keys]), shape.only(d_out_ref[after], head), transposed=True)
+
+    dks: list[Array] = []
+    dvs: list[Array] = []
+    for start, head, (scores, d_weights) in _ahead(range(0, shape.length, block), shape.group, scores_of):
+        keys, after, rows = slice(start, start + block), slice(start, shape.length), shape.rows(head)
+        weights = _visible(jnp.exp2(scores * to_log2 - log_sum_ref[head : head + 1, after]), block)
+        d_scores = (weights * (d_weights - mean[head][:, after])).astype(shape.dtype)
+        dvs.append(shape.dot(d_out_t[rows, after], weights.astype(shape.dtype), transposed=True))  # [head_dim, keys]
+        dks.append(shape.dot(q_t[rows, after], d_scores, transposed=True) * shape.scale)
+        dq = shape.dot(k_t[rows, keys], d_scores)  # [head_dim, queries]
+        dq_sum_ref[rows, after] = dq + dq_sum_ref[rows, after] if start else dq
+        if head + 1 == shape.group:
+            dk_ref[keys] = jnp.concatenate(dks).astype(shape.dtype).T
+            dv_ref[keys] = jnp.concatenate(dvs).astype(shape.dtype).T
+            dq_ref[keys] = (dq_sum_ref[:, keys] * shape.scale).astype(shape.dtype).T  # no later key adds to these
+            dks, dvs = [], []
+
+
+def _ahead(starts: Iterable[int], heads: int, scores_of: Callable[[int, int], Any]) -> Iterator[tuple[int, int, Any]]:
+    """Every block of every head with its scores, those of the next one asked for before it is worked on.
+
+    The compiler keeps to the order in which operations are written: so the matrix unit has products to make while the
+    vector unit computes exponentials.
+    """
+    units = [(start, head) for start in starts for head in range(heads)]
+    following = scores_of(*units[0])
+    for index, (start, head) in enumerate(units):
+        scores = following
+        if index + 1 < len(units):
+            following = scores_of(*units[index + 1])
+        yield start, head, scores
