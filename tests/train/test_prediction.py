@@ -14,7 +14,7 @@ from podling.cost.records import StepTime
 from podling.errors import RunError
 from podling.run.compile_cache import CompileCache
 from podling.run.folder import RunFolder
-from podling.train import devices, prediction, session
+from podling.train import devices, prediction, session, setup
 from podling.train.meter import Meter
 from podling.train.prediction import Forecast, compile_and_foretell, for_summary
 from podling.train.progress.words import held_against, seconds
@@ -30,7 +30,7 @@ FACTS |= {"parts_s": {"matmul": 0.06, "compute": 0.0, "memory": 0.02, "collectiv
 
 @pytest.fixture
 def one_device(monkeypatch) -> None:
-    for module in (session, devices):
+    for module in (setup, devices):
         monkeypatch.setattr(module, "select_devices", lambda asked: jax.devices()[:1])
     monkeypatch.setattr(session, "peak_flops", lambda *_: session.Peak(1e11, "made up"))
 

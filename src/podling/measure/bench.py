@@ -102,7 +102,7 @@ class Bench:
             "dtype": setup.dtype.name,
             "params": param_count(setup.config.model),
             "batch": {**asdict(setup.plan), "tokens": setup.plan.tokens},
-            "choices": {name: getattr(setup.config.train, name) for name in ("attention", "layer_loop", "loss_chunk")},
+            "choices": {choice.field: choice.value for choice in setup.choices},
             "peak_flops_per_s": self.peaks.flops_per_s,
             "peak_source": self.peaks.flops_source,
             "published_flops_per_s": published.flops_per_s if published else None,

@@ -35,6 +35,7 @@ def lines(bench: Bench) -> list[str]:
         ("", f"{peaks.read_bytes_per_s / 1e9:,.1f} GB/s of reading memory, measured here"),
         ("model", f"{config.model.preset}, {param_count(config.model):,} parameters"),
         ("batch", str(setup.plan)),
+        *(("", f"step: {choice}") for choice in setup.choices if choice.said),
         ("program", f"compiled in {seconds(step.compile_s)}{memory}"),
         ("training", f"{count(bench.tokens_per_s)} tokens/s, MFU {share(bench.mfu)} of the measured peak"),
         ("", f"a step takes {seconds(step.step_s)} ({_spread(bench)})"),

@@ -12,17 +12,16 @@ from podling.data.batches import Batch, Batches, EvalWindows, heldout_windows
 from podling.data.shards import Prepared
 from podling.model.form import Form
 from podling.parallel.axes import mesh_text
-from podling.parallel.device import Peak, compute_dtype, peak_flops, select_devices
-from podling.parallel.mesh import batch_sharding, make_mesh
-from podling.train.auto_mesh import Machine, joined, settle_mesh
-from podling.train.batch_plan import BatchPlan, device_memory_bytes, plan_batch
+from podling.parallel.device import Peak, peak_flops
+from podling.parallel.mesh import batch_sharding
+from podling.train.batch_plan import BatchPlan
 from podling.train.evaluate import Evaluator
 from podling.train.lowering import abstract_batch, abstract_state
 from podling.train.progress import Reporter
 from podling.train.retrace import TraceCounter
 from podling.train.rows import checksum, device_checksum, place, rows_here
+from podling.train.setup import Setup
 from podling.train.step import DeviceBatch, StepMetrics, TrainState, init_state, make_train_step
-from podling.tuning import choices, settled
 
 
 @dataclass(frozen=True)
@@ -67,23 +66,11 @@ class Session:
         Raises:
             InputError: the device asked for is not there, or mesh and batch do not fit it.
         """
-        devices = select_devices(config.run.device)
-        dtype, chosen = compute_dtype(config.train.dtype, devices[0].platform), choices(config, devices[0].platform)
-        config = settled(config, devices[0].platform)
-        here = [device for device in devices if device.process_index == jax.process_index()]
-        memory = shared.device_bytes if shared else device_memory_bytes(here)
-        choice = settle_mesh(config, Machine(len(devices), joined(devices), memory), dtype.itemsize)
-        mesh = make_mesh(choice.text, devices)
-        plan = plan_batch(config, mesh.shape, dtype.itemsize, memory)
-        peak = peak_flops(here, dtype, shared.cpu_flops if shared else None)
-        shape = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1) or "one device"
-        reporter.say(f"device: {len(devices)} x {devices[0].device_kind} ({shape}), {dtype.name}")
-        if choice.why:
-            reporter.say(f"mesh: {choice.text}; {choice.why}")
-        reporter.say(f"batch: {plan}")
-        for choice in chosen:
-            if choice.said:
-                reporter.say(f"step: {choice}")
+        setup = Setup.of(config, shared.device_bytes if shared else None)
+        config, mesh, plan, dtype = setup.config, setup.mesh, setup.plan, setup.dtype
+        peak = peak_flops(setup.here, dtype, shared.cpu_flops if shared else None)
+        for line in setup.said():
+            reporter.say(line)
         context = config.model.context
         batches = Batches(
             prepared,
