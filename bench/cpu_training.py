@@ -23,11 +23,9 @@ was left out. Rounds may be spread over several calls: --samples FILE keeps them
 import argparse
 import dataclasses
 import json
-import math
 import os
 import shlex
 import signal
-import statistics
 import sys
 import tempfile
 import time
@@ -38,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).parent / "peers"))
 
 import numpy as np
 from harness import Worker, build_llmc, llmc_command
+from verdict import PEERS, table
 from work import Work
 
 WORKS = {
@@ -49,12 +48,7 @@ WORKS = {
         Work("gpt2-b2", 12, 12, 768, 50257, rows=2, context=512, warmup_steps=2, target=1.5),
     )
 }
-TORCH = ("nanogpt", "nanogpt-compile", "nanogpt-compile-fused", "transformers")
-PEERS = (*TORCH, "llmc")
-MOST_MEMORY = 1.2
 BATCHES = 8
-FIRST_LOSS = 0.5
-"""Nats that an untrained model's loss may be from ln(vocabulary)."""
 
 
 def write_tokens(work: Work, path: Path) -> None:
@@ -101,11 +95,16 @@ def commands(args: argparse.Namespace, work: Work, folder: Path) -> tuple[dict, 
     return {name: how for name, how in found.items() if name not in missing}, missing
 
 
-def measure(args: argparse.Namespace, work: Work, folder: Path) -> tuple[list[Worker], dict[str, str]]:
-    """Start everyone, then take samples in turn until the rounds or the time are over."""
+def measure(args: argparse.Namespace, work: Work, folder: Path) -> tuple[list[dict], dict[str, str]]:
+    """Start everyone, then take samples in turn until the rounds or the time are over.
+
+    Returns:
+        The samples, and why some systems have none.
+    """
     until_s = time.perf_counter() + args.limit_s
     systems, missing = commands(args, work, folder)
     workers: list[Worker] = []
+    rows: list[dict] = []
     try:
         for name, (command, environment) in systems.items():
             workers.append(Worker.start(name, command, environment, folder / f"{name}.log"))
@@ -119,23 +118,36 @@ def measure(args: argparse.Namespace, work: Work, folder: Path) -> tuple[list[Wo
         at_work = [worker for worker in workers if worker.name not in missing]
         for worker in at_work:
             say(f"ready: {worker.name} {worker.about}")
-        if not args.warm:
-            for worker in at_work:
-                worker.fit(args.sample_s)
-            for number in range(args.rounds):
-                began_s = time.perf_counter()
-                for worker in at_work:
-                    worker.sample()
-                took_s = time.perf_counter() - began_s
-                told = ", ".join(f"{worker.name} {worker.samples[-1]['step_s'] * 1e3:.1f}" for worker in at_work)
-                say(f"round {number + 1}: {told} ms")
-                if time.perf_counter() + took_s > until_s:
-                    say(f"no time for another round (--limit-s {args.limit_s:.0f})")
-                    break
+        call = f"{time.time():.3f}"
+        for number in range(0 if args.warm else args.rounds):
+            began_s = time.perf_counter()
+            rows += one_round(args, work, at_work, call, until_s)
+            took_s = time.perf_counter() - began_s
+            told = ", ".join(f"{worker.name} {worker.samples[-1]['step_s'] * 1e3:.1f}" for worker in at_work)
+            say(f"round {number + 1}: {told} ms")
+            if time.perf_counter() + took_s > until_s:
+                say(f"no time for another round (--limit-s {args.limit_s:.0f})")
+                break
     finally:
         for worker in workers:
             worker.end()
-    return at_work, missing
+    return rows, missing
+
+
+def one_round(args: argparse.Namespace, work: Work, workers: list[Worker], call: str, until_s: float) -> list[dict]:
+    """A sample of everyone, with what its call had in common; kept in the file at once."""
+    rows = []
+    for worker in workers:
+        worker.fit(args.sample_s)
+        before = len(worker.samples)
+        worker.sample(until_s)
+        about = {"call": call, "work": work.name, "name": worker.name, "clip": work.clip}
+        about |= {"first_loss": worker.about["first_loss"], "whole_peak_bytes": worker.whole_peak_bytes}
+        rows += [{**about, **sample} for sample in worker.samples[before:]]
+    if args.samples:
+        with open(args.samples, "a", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    return rows
 
 
 BEGAN_S = time.perf_counter()
@@ -143,72 +155,6 @@ BEGAN_S = time.perf_counter()
 
 def say(line: str) -> None:
     print(f"{time.perf_counter() - BEGAN_S:5.1f} s  {line}", file=sys.stderr, flush=True)
-
-
-def record(work: Work, workers: list[Worker]) -> list[dict]:
-    """One row a sample, with what its call had in common."""
-    call = f"{time.time():.3f}"
-    rows = []
-    for worker in workers:
-        about = {"call": call, "work": work.name, "name": worker.name, "clip": work.clip}
-        about |= {"first_loss": worker.about["first_loss"], "whole_peak_bytes": worker.whole_peak_bytes}
-        rows += [{**about, **sample} for sample in worker.samples]
-    return rows
-
-
-def table(work: Work, rows: list[dict], missing: dict[str, str]) -> str:
-    """What was measured, and whether the target is met; ratios are of medians over the calls that had both systems."""
-    by_name: dict[str, list[dict]] = {}
-    for row in rows:
-        by_name.setdefault(row["name"], []).append(row)
-    lines = [
-        f"{work.name}: {work.layers} layers, {work.heads} heads, {work.embed} wide, vocabulary {work.vocab_size}, "
-        f"{work.rows} rows of {work.context}, float32, {os.cpu_count()} cores",
-        f"{'':24}{'ms a step':>11}{'smallest':>11}{'largest':>11}{'rounds':>8}{'tokens/s':>11}{'podling':>9}"
-        f"{'MB steps':>10}{'MB whole':>10}{'last loss':>11}",
-    ]
-    speedups, bad = {}, []
-    for name, mine in sorted(by_name.items(), key=lambda item: _ms(item[1])):
-        calls = {row["call"] for row in mine}
-        ours = [row for row in by_name.get("podling", []) if row["call"] in calls]
-        theirs = [row for row in mine if row["call"] in {row["call"] for row in ours}]
-        speedups[name] = _ms(theirs) / _ms(ours) if ours else math.nan
-        times = [row["step_s"] * 1e3 for row in mine]
-        lines.append(
-            f"{name:24}{_ms(mine):11.2f}{min(times):11.2f}{max(times):11.2f}{len(times):8}"
-            f"{work.step_tokens / _ms(mine) * 1e3:11,.0f}{speedups[name]:8.2f}x"
-            f"{_memory(mine, 'peak_bytes'):10,.0f}{_memory(mine, 'whole_peak_bytes'):10,.0f}{mine[-1]['loss']:11.3f}"
-        )
-        off = abs(mine[0]["first_loss"] - math.log(work.vocab_size))
-        if not off < FIRST_LOSS:
-            bad.append(f"{name}'s first loss is {mine[0]['first_loss']:.3f}, not ln(vocabulary)")
-        if not mine[-1]["loss"] < mine[0]["first_loss"]:
-            bad.append(f"{name} does not learn: {mine[0]['first_loss']:.3f}, then {mine[-1]['loss']:.3f}")
-        if disturbed := sum(row["others"] >= 0.15 for row in mine):
-            lines.append(f"{'':24}{disturbed} of {len(mine)} samples beside other work")
-    left_out = {name: why for name, why in missing.items() if name not in by_name}
-    lines += [f"{name:24}skipped: {why}" for name, why in left_out.items()]
-    peers = {name: speedup for name, speedup in speedups.items() if name in PEERS}
-    if not peers:
-        return "\n".join([*lines, "no peer was measured: not met"])
-    best = min(peers, key=lambda name: peers[name])
-    memory = _memory(by_name["podling"], "peak_bytes") / _memory(by_name[best], "peak_bytes")
-    faults = bad + [f"{name} was skipped" for name in left_out]
-    faults += [f"{peers[best]:.2f}x is below {work.target}x"] if peers[best] < work.target else []
-    faults += [f"memory {memory:.2f}x is above {MOST_MEMORY}x"] if memory > MOST_MEMORY else []
-    verdict = f"not met ({'; '.join(faults)})" if faults else "met"
-    words = (
-        f"against {best}, the fastest peer: {peers[best]:.2f}x tokens/s (target {work.target}x), memory {memory:.2f}x"
-    )
-    return "\n".join([*lines, f"{words}: {verdict}"])
-
-
-def _ms(rows: list[dict]) -> float:
-    return statistics.median(row["step_s"] for row in rows) * 1e3
-
-
-def _memory(rows: list[dict], key: str) -> float:
-    return max(row[key] for row in rows) / 1e6
 
 
 def read_arguments() -> argparse.Namespace:
@@ -242,11 +188,8 @@ def main() -> None:
             tokens = Path(folder) / "tokens.bin"
             work = dataclasses.replace(WORKS[name], tokens=str(tokens), threads=cores, clip=args.clip)
             write_tokens(work, tokens)
-            workers, missing = measure(args, work, Path(folder))
-        rows = record(work, workers)
-        if args.samples:
-            with open(args.samples, "a", encoding="utf-8") as file:
-                file.writelines(json.dumps(row) + "\n" for row in rows)
+            rows, missing = measure(args, work, Path(folder))
+        if args.samples and args.samples.exists():
             kept = [json.loads(line) for line in args.samples.read_text(encoding="utf-8").splitlines()]
             rows = [row for row in kept if row["work"] == name and row["clip"] == work.clip]
         if rows:

@@ -48,7 +48,7 @@ def test_met_against_the_fastest_peer(harness):
         ({"peak_bytes": 1.3e8}, "memory 1.30x is above 1.2x"),
         ({"loss": 4.2}, "podling does not learn: 4.170, then 4.200"),
         ({"loss": float("nan")}, "podling does not learn"),
-        ({"first_loss": 5.0}, "podling's first loss is 5.000, not ln(vocabulary)"),
+        ({"first_loss": 5.0}, "podling's first loss is 5.000, an untrained model's 4.174"),
         ({"first_loss": float("nan"), "loss": 1.0}, "podling's first loss is nan"),
     ],
 )
@@ -66,7 +66,7 @@ def test_a_skipped_peer_is_not_met_unless_another_call_had_it(harness):
     assert "skipped: no --peer llmc=DIR" in text and text.endswith("not met (llmc was skipped)")
     found += rows("podling", "b", [2.0]) + rows("llmc", "b", [5.0])
     assert harness.table(work, found, missing).endswith("met")
-    assert "no peer was measured: not met" in harness.table(work, rows("podling", "a", [1.0]), {})
+    assert "no peer was measured beside podling: not met" in harness.table(work, rows("podling", "a", [1.0]), {})
 
 
 def test_a_ratio_is_of_calls_that_had_both(harness):
@@ -77,6 +77,15 @@ def test_a_ratio_is_of_calls_that_had_both(harness):
     assert "against nanogpt, the fastest peer: 1.30x" in text
     line = next(line for line in text.splitlines() if line.startswith("transformers"))
     assert "1.40x" in line
+
+
+def test_samples_beside_other_work_do_not_count_if_there_are_better_ones(harness):
+    found = rows("podling", "a", [1.0]) + rows("podling", "a", [9.0, 9.0, 9.0], others=0.5)
+    found += rows("nanogpt", "a", [2.0], others=0.2)
+    text = harness.table(harness.WORKS["char"], found, {})
+    assert "against nanogpt, the fastest peer: 2.00x" in text
+    assert "3 of 4 samples beside other work; left out" in text
+    assert "1 of 1 samples beside other work; there are no others: not to be relied on" in text
 
 
 WORKER = """
@@ -107,13 +116,13 @@ def test_a_worker_is_timed(harness, tmp_path):
         assert worker.whole_peak_bytes > 10**6
         worker.fit(0.04)
         assert 1 <= worker.steps <= 4
-        worker.sample()
+        worker.sample(time.perf_counter())
         (sample,) = worker.samples
         assert sample["loss"] == 3.0 + worker.steps and 0.01 <= sample["step_s"] < 1
         assert sample["peak_bytes"] > 10**6
         worker.steps = 51
         with pytest.raises(SystemExit, match="test ended: .*this worker had enough"):
-            worker.sample()
+            worker.sample(time.perf_counter())
     finally:
         worker.end()
 
