@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import types
 
 import numpy as np
@@ -52,12 +53,16 @@ def test_each_record_is_one_line_on_disk_at_once(run):
     log.close()
 
 
-def test_a_record_is_synced_before_write_returns(run, monkeypatch):
-    log = open_log(run)
-    synced = []
-    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(run.paths.metrics.read_bytes()))
-    log.write({"step": 1})
-    assert synced == [b'{"step": 1}\n']
+def test_records_are_synced_once_a_second_and_when_asked(run, monkeypatch):
+    log, synced, now = open_log(run, tensorboard=True), [], [100.0]
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(read_records(run.paths.metrics)[0][-1]["step"]))
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    for step, now[0] in ((1, 100.0), (2, 100.5), (3, 100.9), (4, 101.0), (5, 101.1)):
+        log.write({"step": step, "loss": 2.0})
+    assert set(synced) == {1, 4}
+    log.sync()
+    assert synced[-1] == 5
+    assert read_events(run.paths.tensorboard)[-1].step == 5
     monkeypatch.undo()
     log.close()
 

@@ -1,9 +1,11 @@
 """The record of a run: metrics.jsonl for programs, TensorBoard events and Weights & Biases for people."""
 
+import contextlib
 import importlib
 import json
 import math
 import os
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +17,14 @@ from podling.files import atomic_write, writing
 from podling.run.events import EventFile
 from podling.run.folder import RunPaths
 
+SYNC_S = 1.0
+"""Between two waits for the disk: a file system far away takes long, and every step would wait for it."""
+
 
 class MetricsLog:
-    """Writes each record everywhere it should go; `metrics.jsonl` is on disk when `write` returns.
+    """Writes each record everywhere it should go; `metrics.jsonl` has it when `write` returns, whoever is killed then.
+
+    A power cut takes what was written after the last `sync`, which is also done by `write` once a second.
 
     A resumed run computes the steps after its checkpoint again, so records beyond it are dropped first: the curve has
     every step once, as if the run had never stopped.
@@ -42,6 +49,7 @@ class MetricsLog:
         with writing(self.path):
             self._file = open(self.path, "ab")
         self._events = EventFile(run.tensorboard, restored_step) if config.run.tensorboard else None
+        self._synced_s = -math.inf
 
     def write(self, record: dict[str, Any]) -> None:
         """Append one record; `step` says where it belongs. Numbers that are not finite become null.
@@ -58,7 +66,6 @@ class MetricsLog:
         with writing(self.path):
             self._file.write(line.encode())
             self._file.flush()
-            os.fsync(self._file.fileno())
         scalars = {f"{_section(key)}/{key}": value for key, value in record.items() if _is_scalar(key, value)}
         step = record.get("step")
         if self._events is not None:
@@ -66,6 +73,20 @@ class MetricsLog:
         if self._wandb is not None:
             # A resumed run sends some steps twice; W&B keeps the first, and the second is bit-equal.
             self._wandb.log(scalars, step=step)
+        if time.monotonic() - self._synced_s >= SYNC_S:
+            self.sync()
+
+    def sync(self) -> None:
+        """Bring everything to the disk: before a checkpoint, which must not be newer than the record of its steps.
+
+        Raises:
+            RunError: the disk is full.
+        """
+        with writing(self.path):
+            os.fsync(self._file.fileno())
+        if self._events is not None:
+            self._events.flush()
+        self._synced_s = time.monotonic()
 
     def __enter__(self) -> "MetricsLog":
         return self
@@ -83,14 +104,13 @@ class MetricsLog:
         Raises:
             RunError: the disk is full, and what a failed write left behind does not fit either.
         """
-        try:
+        with contextlib.ExitStack() as others:
+            if self._wandb is not None:
+                others.callback(self._wandb.finish)
+            if self._events is not None:
+                others.callback(self._events.close)
             with writing(self.path):
                 self._file.close()
-        finally:
-            if self._events is not None:
-                self._events.close()
-            if self._wandb is not None:
-                self._wandb.finish()
 
 
 def read_records(path: Path) -> tuple[list[dict[str, Any]], list[str]]:

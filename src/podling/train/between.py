@@ -24,6 +24,7 @@ class Between:
         reporter: told of evaluations.
         together: the processes, which all call every method at the same step.
         write: takes a record for metrics.jsonl.
+        sync: brings metrics.jsonl to the disk.
         facts: what a checkpoint keeps besides the state.
     """
 
@@ -35,10 +36,11 @@ class Between:
         together: Together,
         *,
         write: Callable[[dict[str, Any]], None],
+        sync: Callable[[], None],
         facts: Callable[[], dict[str, Any]],
     ):
         self.session, self.folder, self.reporter, self.together = session, folder, reporter, together
-        self._write, self._facts = write, facts
+        self._write, self._sync, self._facts = write, sync, facts
         self.checkpoints = Checkpoints(folder.paths.checkpoints, keep=session.config.run.keep, hosts=together.hosts)
         together.waits.ask_for_saved(self.checkpoints.latest)
         self.programs = _open_programs(folder, together)
@@ -60,6 +62,7 @@ class Between:
 
     def save(self, state: TrainState, done: int) -> None:
         """Begin a checkpoint; it counts for `best` when this very state was evaluated."""
+        self._sync()
         fresh = self.evaluated is not None and self.evaluated[0] == done
         metric = self.evaluated[1].loss if fresh and self.evaluated else None
         # The batch to come, so that a session on other devices can tell whether it goes on with the same ones.

@@ -85,7 +85,7 @@ class Run:
         peak = session.peak.flops_per_s
         peak_all = None if peak is None else peak * session.mesh.size
         self.meter = Meter(session.plan.tokens, flops_per_token(self.config.model), peak_all)
-        self.between = Between(session, folder, reporter, together, write=self.write, facts=self.facts)
+        self.between = Between(session, folder, reporter, together, write=self.write, sync=self.sync, facts=self.facts)
         self.log: MetricsLog | None = None  # the first process has one
         self.pending: Pending | None = None
         self.forecast: Forecast | None = None  # of the first process, once the step is compiled
@@ -147,22 +147,26 @@ class Run:
         self.forecast = compile_and_foretell(self.session, programs, self.folder, self.reporter, self.together)
         with closing(self.session.batches.iterate(start)) as batches:
             state = self.first_step(state, start, batches)
-            for done in range(start + 1, self.total_steps + 1):
-                at_end = done == self.total_steps
-                number = None if at_end else stop.poll()
-                evaluate = not at_end and number is None and _due(done, self.config.train.eval_every)
-                save = not at_end and _due(done, self.config.run.checkpoint_every)
-                if evaluate or save or at_end or number is not None:
-                    self.settle()
-                    if evaluate:
-                        self.between.evaluation(state, done)
-                    if number is not None:
-                        self.between.save_and_stop(state, done, number)
-                    if save:
-                        self.between.save(state, done)
-                    self.meter.resume()
-                if not at_end:
-                    state = self.step(state, done, batches)
+            return self.go_on(state, start + 1, batches, stop)
+
+    def go_on(self, state: TrainState, start: int, batches: Iterator[Batch], stop: AgreedStop) -> TrainState:
+        """The steps after `start`, to the last of the run, with what is due between them."""
+        for done in range(start, self.total_steps + 1):
+            at_end = done == self.total_steps
+            number = None if at_end else stop.poll()
+            evaluate = not at_end and number is None and _due(done, self.config.train.eval_every)
+            save = not at_end and _due(done, self.config.run.checkpoint_every)
+            if evaluate or save or at_end or number is not None:
+                self.settle()
+                if evaluate:
+                    self.between.evaluation(state, done)
+                if number is not None:
+                    self.between.save_and_stop(state, done, number)
+                if save:
+                    self.between.save(state, done)
+                self.meter.resume()
+            if not at_end:
+                state = self.step(state, done, batches)
         return state
 
     def first_step(self, state: TrainState, start: int, batches: Iterator[Batch]) -> TrainState:
@@ -237,6 +241,11 @@ class Run:
         """Add to metrics.jsonl, in the first process."""
         if self.log is not None:
             self.log.write(record)
+
+    def sync(self) -> None:
+        """Bring metrics.jsonl to the disk, in the first process."""
+        if self.log is not None:
+            self.log.sync()
 
     def facts(self) -> dict[str, Any]:
         """What a checkpoint keeps of this session."""
