@@ -108,9 +108,7 @@ def measure(args: argparse.Namespace, work: Work, folder: Path) -> tuple[list[di
     try:
         for name, (command, environment) in systems.items():
             workers.append(Worker.start(name, command, environment, folder / f"{name}.log"))
-            if args.one_by_one and (why := workers[-1].ready()):
-                missing[name] = why
-        for worker in workers if not args.one_by_one else []:
+        for worker in workers:
             if why := worker.ready():
                 missing[worker.name] = why
         if "podling" in missing:
@@ -169,7 +167,6 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--clip", type=float, default=1.0, help="global gradient norm; 0 for none")
     parser.add_argument("--samples", type=Path, help="file to which samples are added, one JSON object a line")
     parser.add_argument("--warm", action="store_true", help="fill the compilers' caches and measure nothing")
-    parser.add_argument("--one-by-one", action="store_true", help="start a system when the one before is ready")
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "podling-bench-cache")
     args = parser.parse_args()
     args.peers = dict(text.split("=", 1) for text in args.peer)

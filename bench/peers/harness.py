@@ -39,7 +39,9 @@ class Worker:
         return cls(name, process, log)
 
     def ready(self) -> str:
-        """Wait until it has warmed up; what went wrong, if something did."""
+        """Let it warm up, once it is prepared; what went wrong, if something did."""
+        with contextlib.suppress(OSError):
+            self._say("begin")
         if (answer := self._answer()) is None:
             return f"did not start: {self.last_words()}"
         self.about, self.whole_peak_bytes = answer, self._peak_bytes()
@@ -80,14 +82,17 @@ class Worker:
 
     def _run(self, steps: int) -> dict:
         try:
-            self.process.stdin.write(f"{steps}\n")  # type: ignore[union-attr]
-            self.process.stdin.flush()  # type: ignore[union-attr]
+            self._say(str(steps))
             answer = self._answer()
         except OSError:
             answer = None
         if answer is None:
             raise SystemExit(f"{self.name} ended: {self.last_words()}")
         return answer
+
+    def _say(self, line: str) -> None:
+        self.process.stdin.write(line + "\n")  # type: ignore[union-attr]
+        self.process.stdin.flush()  # type: ignore[union-attr]
 
     def _answer(self) -> dict | None:
         line = self.process.stdout.readline()  # type: ignore[union-attr]

@@ -69,6 +69,7 @@ int main(int argc, char **argv) {
     int done = 0, steps = 1, said = 0;
     float first_loss = 0.0f;
     char line[64];
+    if (!fgets(line, sizeof(line), stdin)) return 0;
     for (;;) {
         struct timespec began, ended;
         clock_gettime(CLOCK_MONOTONIC, &began);

@@ -1,8 +1,8 @@
 """What every worker of bench/cpu_training.py agrees on: the shape of the work, and the talk with the harness.
 
-The harness starts a worker with the path of a file that `Work.save` wrote. The worker prepares and says one line of
-JSON, `{"first_loss": ..., "warm_step_s": ...}`; from then on each line it reads is a number of steps, answered by
-`{"step_s": ..., "loss": ...}`.
+The harness starts a worker with the path of a file that `Work.save` wrote. The worker prepares, waits for a line, warms
+up and says one line of JSON, `{"first_loss": ..., "warm_step_s": ...}`; from then on each line it reads is a number of
+steps, answered by `{"step_s": ..., "loss": ...}`.
 """
 
 import dataclasses
@@ -66,7 +66,7 @@ def keep_stdout() -> Callable[[dict], None]:
 
 
 def serve(work: Work, run: Callable[[int], float], say: Callable[[dict], None], **about: object) -> None:
-    """Warm up, then take as many steps as each line says, until there are no more lines.
+    """Warm up when asked to, then take as many steps as each line says, until there are no more lines.
 
     Args:
         work: what is done.
@@ -74,6 +74,7 @@ def serve(work: Work, run: Callable[[int], float], say: Callable[[dict], None], 
         say: of `keep_stdout`.
         about: said with the first answer.
     """
+    sys.stdin.readline()  # one at a time: threads of several that wait for one another would spin for minutes
     first_loss = run(1)
     for _ in range(work.warmup_steps - 1):
         began_s = time.perf_counter()
