@@ -13,7 +13,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = [
     {"errors"},
-    {"config", "files", "chips", "svg"},
+    {"config", "files", "chips", "svg", "kernels"},
     {"data", "parallel", "presets", "hlo"},
     {"validate", "model", "hosts", "topology", "tuning"},
     {"cost"},
@@ -27,7 +27,20 @@ FLOORS = [
 ]
 """A room imports rooms of lower floors and its own: there is no circle of rooms."""
 
-LIGHT = {"config", "errors", "files", "chips", "topology", "presets", "validate", "tuning", "data", "launch", "cli"}
+LIGHT = {
+    "config",
+    "errors",
+    "files",
+    "chips",
+    "kernels",
+    "topology",
+    "presets",
+    "validate",
+    "tuning",
+    "data",
+    "launch",
+    "cli",
+}
 LIGHT |= {"__main__", "__init__"}
 LIGHT_FILES = {"cost/records.py", "cost/scaling_law.py", "plan/records.py", "plan/target.py", "plan/budget.py"}
 NUMPY_IN_DATA = {"batches.py", "documents.py", "shards.py", "ngram.py"}

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from podling.config import Config
+from podling.errors import InputError, Problem
+from podling.kernels import OLD_TPUS, PLATFORM, attention_problem
 
 AUTO_CHUNK = -1
 """`--train.loss-chunk` that is to be chosen."""
@@ -23,13 +25,43 @@ class Rule:
     value: str | int
     why: str
     """Why, with the figures that were measured."""
+    not_on: tuple[str, ...] = ()
+    """Kinds of device, by JAX's names, that it does not hold for."""
 
 
 def _always(config: Config) -> bool:
     return True
 
 
+def _fits(which: str) -> Callable[[Config], bool]:
+    """Whether a kernel can take a model, in the precision that accelerators choose."""
+
+    def holds(config: Config) -> bool:
+        model, dtype = config.model, "float32" if config.train.dtype == "float32" else "bfloat16"
+        return not attention_problem(which, model.context, model.head_dim, model.dropout, dtype)[0]
+
+    return holds
+
+
 RULES: tuple[Rule, ...] = (
+    Rule(
+        "attention",
+        "tpu",
+        _fits("fused"),
+        "fused",
+        "two heads of 64 over 1024 tokens take 14.5 thousand cycles both ways on v5e, as its compiler schedules them; "
+        "splash 31 thousand, and transposes around it",
+        not_on=OLD_TPUS,
+    ),
+    Rule(
+        "attention",
+        "tpu",
+        lambda config: config.model.context > 1024 and _fits("splash")(config),
+        "splash",
+        "scores of a sequence this long, written to memory, take more than half of a step",
+        not_on=OLD_TPUS,
+    ),
+    Rule("attention", "gpu", _fits("cudnn"), "cudnn", "scores are never written to memory; not measured"),
     Rule("attention", "", _always, "reference", "plain softmax(QK)V"),
     Rule("layer_loop", "", _always, "scan", "one body for all layers: compiles in a fraction of the time"),
     Rule("loss_chunk", "", _always, 0, "one pass over the vocabulary"),
@@ -51,23 +83,36 @@ class Choice:
         return f"{self.field.replace('_', ' ')} {self.value} ({self.why})"
 
 
-def choices(config: Config, platform: str) -> list[Choice]:
+def choices(config: Config, platform: str, kind: str = "") -> list[Choice]:
     """What `settled` chooses, and why.
 
     Args:
         config: resolved.
         platform: "cpu", "gpu" or "tpu".
+        kind: of the device, by JAX's name.
     """
     found: list[Choice] = []
     for field in dict.fromkeys(rule.field for rule in RULES):
         if getattr(config.train, field) not in ("auto", AUTO_CHUNK):
             continue
-        rule = next(r for r in RULES if r.field == field and r.platform in ("", platform) and r.holds(config))
+        rule = next(
+            r
+            for r in RULES
+            if r.field == field and r.platform in ("", platform) and kind not in r.not_on and r.holds(config)
+        )
         found.append(Choice(field, rule.value, rule.why, said=bool(rule.platform)))
     return found
 
 
-def settled(config: Config, platform: str) -> Config:
-    """The configuration with every choice made; one that leaves none open comes back as it is."""
-    made = {choice.field: choice.value for choice in choices(config, platform)}
+def settled(config: Config, platform: str, kind: str = "") -> Config:
+    """The configuration with every choice made; one that leaves none open comes back as it is.
+
+    Raises:
+        InputError: it asks for a kernel of another kind of device.
+    """
+    asked = config.train.attention
+    if PLATFORM.get(asked, platform) != platform or (asked in ("fused", "splash") and kind in OLD_TPUS):
+        what = f"{asked} is a kernel for {PLATFORM[asked].upper()}s, and this is a {kind or platform.upper()}"
+        raise InputError(Problem("--train.attention", what, "auto chooses what the device can run"))
+    made = {choice.field: choice.value for choice in choices(config, platform, kind)}
     return replace(config, train=replace(config.train, **made)) if made else config

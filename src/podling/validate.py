@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args, get_origin
 from podling.config import Config, flags
 from podling.errors import InputError, Problem
 from podling.files import file_above, parse_bytes
+from podling.kernels import attention_problem
 from podling.parallel.axes import read_mesh
 from podling.presets import PRESETS, unknown_preset
 
@@ -82,7 +83,7 @@ def validate(
         "model": [_preset, _heads],
         "data": [_limit],
         "optimizer": [],
-        "train": [_batch, _warmup],
+        "train": [_batch, _attention, _warmup],
         "run": [_mesh, _out, _init, _extras],
     }
     for section in sections:
@@ -144,6 +145,15 @@ def _batch(config: Config, bad: set[str]) -> list[Problem]:
         what = f"{train.loss_chunk} does not divide the context of {context}"
         problems.append(Problem("--train.loss-chunk", what, f"sizes that do: {_listed(near)}; 0 turns chunks off"))
     return problems
+
+
+def _attention(config: Config, bad: set[str]) -> list[Problem]:
+    train, model = config.train, config.model
+    if {"--context", "--model.embed", "--model.heads", "--model.dropout", "--train.attention", "--dtype"} & bad:
+        return []
+    dtype = "float32" if train.dtype == "float32" else "bfloat16"
+    what, takes = attention_problem(train.attention, model.context, model.head_dim, model.dropout, dtype)
+    return [Problem("--train.attention", what, f"it takes {takes}; auto or reference takes any")] if what else []
 
 
 def _warmup(config: Config, bad: set[str]) -> list[Problem]:

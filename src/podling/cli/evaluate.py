@@ -192,7 +192,9 @@ def _figures(args: Args, scored: _Scored, reporter: Any) -> dict[str, Any]:
     params = jax.device_put(scored.model.params, shardings)
     context, limit = config.model.context, 0 if args.data else config.train.eval_tokens
     rows = data_parallel(mesh) * max(1, 4096 // context)
-    form = Form.of(settled(config, mesh.devices.flat[0].platform).train)
+    # What the run was trained with says nothing about the device that it is evaluated on.
+    here = replace(config, train=replace(config.train, attention="auto", dtype=scored.dtype.name))
+    form = Form.of(settled(here, scored.devices[0].platform, scored.devices[0].device_kind).train)
     results = []
     with jax.set_mesh(mesh), reporter.status("evaluating") as tell:
         for split in scored.splits:

@@ -130,12 +130,14 @@ def _draw(args: Args, config: Config, topology: Any, notes: list[str]) -> dict[s
     if topology:
         machine = Machine(topology.devices, topology.devices, topology.device_bytes)
         where, platform = f"{topology.name} ({topology.chip.device_kind})", "tpu"
+        kind = topology.chip.device_kind
     else:
         like = [found[0]] * args.devices if args.devices else found
         machine = Machine(len(like), joined(like), device_memory_bytes(like))
         where, platform = f"{machine.devices} x {found[0].device_kind}", found[0].platform
+        kind = found[0].device_kind
     dtype = compute_dtype(config.train.dtype, platform)
-    config = settled(config, platform)
+    config = settled(config, platform, kind)
     choice = settle_mesh(config, machine, dtype.itemsize)
     if topology:
         grid = grid_of_topology(topology, choice.sizes)

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float
 
 from podling.chips import chip_of
+from podling.kernels import PLATFORM, attention_problem
 from podling.model.ops import dropout, einsum
 from podling.parallel.rules import activation_spec, has_layout
 
@@ -64,16 +65,18 @@ def causal_attention(which: str, length: int, dropout_rate: float = 0.0) -> Caus
         dropout_rate: probability of dropping a weight, where a key is given.
 
     Raises:
-        ValueError: while tracing: no such attention; or a kernel is to drop weights, or cannot take this length.
+        ValueError: no such attention; or, while tracing, one that cannot take these sizes or is to drop weights.
     """
     if which == "reference":
         return partial(_reference, mask=causal_mask(length), dropout_rate=dropout_rate)
-    if which not in ("fused", "splash", "cudnn"):
+    if which not in PLATFORM:
         raise ValueError(f"no attention is called {which!r}")
 
     def on_mesh(q: Heads, k: Heads, v: Heads, dropout_key: jax.Array | None) -> Heads:
-        if dropout_rate and dropout_key is not None:
-            raise ValueError(f"{which} attention cannot drop attention weights; reference can")
+        dropped = dropout_rate if dropout_key is not None else 0.0
+        problem, takes = attention_problem(which, q.shape[1], q.shape[3], dropped, q.dtype.name)
+        if problem:
+            raise ValueError(f"{problem}; it takes {takes}")
         if not has_layout():
             return _on_device(q, k, v, which)
         # A kernel is one device's: each has its own sequences and heads.

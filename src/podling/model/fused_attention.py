@@ -30,8 +30,6 @@ LOG2_E = math.log2(math.e)
 HIDDEN = -1e30  # a score above the diagonal
 FORWARD_BLOCK = 256
 """Queries at a time of the forward pass; the backward pass takes as many keys as the matrix unit has columns."""
-LONGEST = 2048
-"""Tokens of a sequence: the float32 scores of a block's queries or keys lie in VMEM, and every block is unrolled."""
 
 Tile = Float[Array, "B T N"]
 
@@ -40,30 +38,15 @@ def fused_attention(q: Tile, k: Tile, v: Tile, heads: int, *, mxu_size: int = 12
     """`attention` under the causal mask, on one device: no layout, or inside `shard_map`.
 
     Args:
-        q: queries; T a multiple of 128, at most 2048.
+        q: queries; sizes that `kernels.attention_problem` lets pass.
         k: keys.
         v: values.
-        heads: H; head_dim, N / H, divides 128 or is a multiple of it.
+        heads: H, of head_dim N / H.
         mxu_size: columns of the chip's matrix unit.
         interpret: run the kernel's operations one by one, for a device that is no TPU.
-
-    Raises:
-        ValueError: while tracing: sizes that the kernel cannot take.
     """
-    problem = unfit(q.shape[1], q.shape[2] // heads)
-    if problem:
-        raise ValueError(f"fused attention needs {problem}")
     out: Any = _with_own_gradient(q, k, v, heads, mxu_size, interpret)
     return out
-
-
-def unfit(length: int, head_dim: int) -> str:
-    """What a sequence or a head would have to be for this kernel; empty where it is."""
-    if length % LANES or length > LONGEST:
-        return f"a sequence of a multiple of {LANES} up to {LONGEST}, not {length}"
-    if LANES % head_dim and head_dim % LANES:
-        return f"a head_dim that divides {LANES} or is a multiple of it, not {head_dim}"
-    return ""
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))

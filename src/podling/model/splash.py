@@ -24,17 +24,12 @@ def splash_attention(
     """`attention` under the causal mask, on one device: no layout, or inside `shard_map`.
 
     Args:
-        q: queries; T a multiple of 128.
+        q: queries; sizes that `kernels.attention_problem` lets pass.
         k: keys.
         v: values.
         interpret: run the kernel's operations one by one, for a device that is no TPU.
-
-    Raises:
-        ValueError: while tracing: T is no multiple of 128.
     """
     length, heads, size = q.shape[1:]
-    if length % LANES:
-        raise ValueError(f"splash attention needs a sequence of a multiple of {LANES}, not {length}")
     q = (q.astype(jnp.float32) * size**-0.5).astype(q.dtype)  # the kernel does not scale
     by_head = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
     kernel = _kernel(length, heads, interpret)

@@ -57,6 +57,7 @@ def lower_step(
         micro_steps: forward passes in a step.
         wrap: put around the step before it is traced.
     """
-    config = settled(config, mesh.devices.flat[0].platform)
+    device = mesh.devices.flat[0]
+    config = settled(config, device.platform, device.device_kind)
     step = jax.jit(wrap(make_train_step(config, dtype)), donate_argnums=0)
     return step.lower(abstract_state(config, mesh), abstract_batch(config, mesh, micro_batch, micro_steps))

@@ -45,9 +45,9 @@ class Setup:
             InputError: the device asked for is not there, or mesh and batch do not fit it.
         """
         devices = select_devices(config.run.device)
-        platform = devices[0].platform
-        dtype, chosen = compute_dtype(config.train.dtype, platform), choices(config, platform)
-        config = settled(config, platform)
+        platform, kind = devices[0].platform, devices[0].device_kind
+        dtype, chosen = compute_dtype(config.train.dtype, platform), choices(config, platform, kind)
+        config = settled(config, platform, kind)
         memory_bytes = device_bytes or device_memory_bytes(_here(devices))
         choice = settle_mesh(config, Machine(len(devices), joined(devices), memory_bytes), dtype.itemsize)
         mesh = make_mesh(choice.text, devices)
