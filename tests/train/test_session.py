@@ -15,7 +15,7 @@ from podling.errors import InputError
 from podling.model.spec import Params
 from podling.parallel import device
 from podling.parallel.mesh import make_mesh
-from podling.run.checkpoint import Checkpoints
+from podling.run.checkpoint import Checkpoints, hash_state
 from podling.run.folder import RunFolder
 from podling.train.baselines import baselines
 from podling.train.initial import initial_params
@@ -97,6 +97,17 @@ def test_the_abstract_state_is_the_state_without_its_bytes(session):
         name = jax.tree_util.keystr(path)
         assert (leaf.shape, leaf.dtype) == (struct.shape, struct.dtype), name
         assert leaf.sharding.is_equivalent_to(struct.sharding, leaf.ndim), name
+
+
+def test_the_initial_state_is_compiled_in_a_hurry_and_has_the_same_values(session, monkeypatch):
+    asked = []
+    jit = jax.jit
+    monkeypatch.setattr(jax, "jit", lambda f, **more: asked.append(more["compiler_options"]) or jit(f, **more))
+    with jax.set_mesh(session.mesh):
+        state = session.init_state()
+        best = jit(init_state, static_argnums=0, compiler_options={"xla_backend_optimization_level": 3})(session.config)
+    assert asked == [{"xla_backend_optimization_level": 1}]
+    assert hash_state(state) == hash_state(best)
 
 
 def test_a_batch_is_laid_out_over_data_and_fsdp(session):

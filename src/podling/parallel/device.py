@@ -88,13 +88,14 @@ def measure_cpu_flops(device: Any) -> float:
     return _measure_gemm(device)
 
 
-def _measure_gemm(device: Any, size: int = 1536, repeats: int = 20) -> float:
+def _measure_gemm(device: Any, size: int = 1536, repeats: int = 20, most_s: float = 0.3) -> float:
+    """The best of the calls; they end after `most_s`, but there are three."""
     x = jax.device_put(jnp.ones((size, size), jnp.float32), device)
     product = jax.jit(lambda x: x @ x)
     product(x).block_until_ready()
-    best_s = float("inf")
-    for _ in range(repeats):
+    took_s: list[float] = []
+    while len(took_s) < 3 or (len(took_s) < repeats and sum(took_s) < most_s):
         start = time.perf_counter()
         product(x).block_until_ready()
-        best_s = min(best_s, time.perf_counter() - start)
-    return 2 * size**3 / best_s
+        took_s.append(time.perf_counter() - start)
+    return 2 * size**3 / min(took_s)

@@ -114,7 +114,9 @@ class Session:
 
     def init_state(self) -> TrainState:
         """The state at step 0, every leaf born where it is stored."""
-        return jax.jit(init_state, static_argnums=0)(self.config)
+        # It runs once: on a CPU, better code takes 1.5 s more to compile and runs no faster. The values are the same.
+        quick = {"xla_backend_optimization_level": 1} if self.mesh.devices.flat[0].platform == "cpu" else None
+        return jax.jit(init_state, static_argnums=0, compiler_options=quick)(self.config)
 
     def abstract_state(self) -> TrainState:
         """Shapes, dtypes and shardings of the state, without any of its bytes."""
