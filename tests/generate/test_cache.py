@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from podling.config import ModelConfig
-from podling.model.cache import empty_cache, forward_cached
+from podling.model.cache import empty_cache, forward_cached, layers_apart
 from podling.model.gpt import forward, logits
 from podling.model.spec import Params
 
@@ -32,8 +32,10 @@ def expected(params: Params, sequences: np.ndarray) -> np.ndarray:
 def step(params: Params):
     """Scores of these tokens, and the cache with them in it."""
 
-    def run(tokens, positions, cache):
-        hidden, cache = forward_cached(params, tokens, positions, cache, CFG)
+    apart = layers_apart(params, CFG)
+
+    def run(tokens, starts, cache):
+        hidden, cache = forward_cached(apart, tokens, starts, cache, CFG)
         return logits(params, hidden, CFG), cache
 
     return jax.jit(run)
@@ -47,10 +49,10 @@ def assert_same_scores(got: np.ndarray, want: np.ndarray) -> None:
 @pytest.mark.parametrize("prompt", [1, 17, 47, 48])
 def test_prefill_then_decode_equals_forward_at_every_position(step, sequences, expected, prompt):
     cache = empty_cache(CFG, 3, CFG.context)
-    scores, cache = step(sequences[:, :prompt], np.tile(np.arange(prompt), (3, 1)), cache)
+    scores, cache = step(sequences[:, :prompt], np.zeros(3, int), cache)
     assert_same_scores(np.asarray(scores), expected[:, :prompt])
     for t in range(prompt, CFG.context):
-        scores, cache = step(sequences[:, t : t + 1], np.full((3, 1), t), cache)
+        scores, cache = step(sequences[:, t : t + 1], np.full(3, t), cache)
         assert_same_scores(np.asarray(scores), expected[:, t : t + 1])
 
 
@@ -58,18 +60,17 @@ def test_rows_of_different_lengths_share_a_batch(step, sequences, expected):
     """Padding is poisoned with other tokens: what it leaves in the cache must never be seen."""
     lengths, width = np.array([1, 9, 17]), 17
     padded = np.where(np.arange(width) < lengths[:, None], sequences[:, :width], 7).astype(np.int32)
-    scores, cache = step(padded, np.tile(np.arange(width), (3, 1)), empty_cache(CFG, 3, CFG.context))
+    scores, cache = step(padded, np.zeros(3, int), empty_cache(CFG, 3, CFG.context))
     for row, length in enumerate(lengths):
         assert_same_scores(np.asarray(scores)[row, :length], expected[row, :length])
     for later in range(CFG.context - width):
         at = lengths + later
-        scores, cache = step(sequences[np.arange(3), at][:, None], at[:, None], cache)
+        scores, cache = step(sequences[np.arange(3), at][:, None], at, cache)
         assert_same_scores(np.asarray(scores)[:, 0], expected[np.arange(3), at])
 
 
 def test_a_prompt_may_be_read_in_pieces(step, sequences, expected):
     cache = empty_cache(CFG, 3, CFG.context)
     for start, stop in [(0, 17), (17, 18), (18, 35), (35, 36)]:
-        positions = np.tile(np.arange(start, stop), (3, 1))
-        scores, cache = step(sequences[:, start:stop], positions, cache)
+        scores, cache = step(sequences[:, start:stop], np.full(3, start), cache)
         assert_same_scores(np.asarray(scores), expected[:, start:stop])

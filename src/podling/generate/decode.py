@@ -19,7 +19,7 @@ from podling.generate.settings import Settings
 from podling.generate.steps import NO_MESH, Rules, decode, for_decoding, prefill
 from podling.model.spec import Params, padded_vocab
 
-BUCKET = 32  # prompts and caches come in multiples of this many positions, so that few shapes are ever compiled
+BUCKET = 32  # the shortest prompt or cache that is compiled; see `bucket`
 
 
 class Tokens(NamedTuple):
@@ -61,7 +61,7 @@ def generate(
     with seed + r. Prompt and new tokens share the context; the last one drawn need not fit into it.
 
     Args:
-        params: float32, of any placement; brought to this process's first device.
+        params: float32, of any placement, or what `for_decoding` made of them, which saves doing so in each call.
         cfg: the model.
         prompts: ids below `cfg.vocab_size`; an empty prompt starts from `end_id`.
         settings: `stop` strings are text, and not seen here.
@@ -82,8 +82,8 @@ def generate(
     rows, longest = len(prompts), max(len(prompt) for prompt in prompts)
     with jax.set_mesh(NO_MESH):
         rules = _rules(cfg, prompts, settings, (end_id, *stop_ids), never_ids)
-        args = (for_decoding(params, cfg, dtype), *_pad(prompts, _bucket(longest, cfg)), rules)
-    params, cache_length = args[0], _bucket(longest + settings.max_tokens, cfg)
+        args = (for_decoding(params, cfg, dtype), *_pad(prompts, bucket(longest, cfg.context)), rules)
+    params, cache_length = args[0], bucket(longest + settings.max_tokens, cfg.context)
     state = _timed(timing, "prefill_s", prefill, args, cfg=cfg, cache_length=cache_length, dtype=dtype)
     ids, drawn, total = np.asarray(state.token)[None], np.ones((1, rows), bool), np.zeros(rows, int)
     while True:
@@ -140,8 +140,12 @@ def _timed(
     return result
 
 
-def _bucket(length: int, cfg: ModelConfig) -> int:
-    return min(-(-length // BUCKET) * BUCKET, cfg.context)
+def bucket(length: int, context: int) -> int:
+    """Positions to compile for this many: 32, 48, 64, 96, 128, 192, ..., so that few programs serve any length."""
+    size = BUCKET
+    while size < length:
+        size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
+    return min(size, context)
 
 
 def _finish_reason(last: int, end_id: int, stop_ids: Sequence[int], all_drawn: bool) -> str:

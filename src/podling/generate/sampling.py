@@ -5,6 +5,7 @@ does not compile anything anew. The filters apply in the order temperature, top-
 before left. Glossary: B rows, V vocabulary (padded).
 """
 
+from collections.abc import Callable
 from typing import NamedTuple, Self
 
 import jax
@@ -52,7 +53,7 @@ def filter_logits(logits: Float[Array, "B V"], sampling: Sampling) -> Float[Arra
     # Relative to the best first: a tiny temperature then underflows to NEVER instead of overflowing to infinity.
     logits = logits.astype(jnp.float32)
     logits = jnp.maximum((logits - jnp.max(logits, axis=-1, keepdims=True)) / hot, NEVER)
-    # Only top-k and top-p need the sort, the one expensive thing here (5 ms a row of 50k tokens on a laptop core).
+    # Only top-k and top-p need to know how tokens rank, the one expensive thing here.
     wanted = jnp.any((sampling.top_k > 0) | (sampling.top_p < 1))
     logits = jax.lax.cond(wanted, _top_k_top_p, lambda logits, _: logits, logits, sampling)
     # p / p_best >= min_p, in logs: normalisation cancels, so filtering before or after top-p is the same. Best is 0.
@@ -61,17 +62,29 @@ def filter_logits(logits: Float[Array, "B V"], sampling: Sampling) -> Float[Arra
 
 
 def _top_k_top_p(logits: Float[Array, "B V"], sampling: Sampling) -> Float[Array, "B V"]:
-    vocab = logits.shape[-1]
-    ranked = jnp.flip(jnp.sort(logits, axis=-1), axis=-1)
-    k = jnp.where(sampling.top_k > 0, jnp.minimum(sampling.top_k, vocab), vocab)
-    kth = jnp.take_along_axis(ranked, (k - 1)[:, None], axis=-1)
-    ranked = jnp.where(ranked >= kth, ranked, NEVER)
-    probs = jax.nn.softmax(ranked, axis=-1)
+    """Both filters without a sort, which would take half as long as the model (9 ms a row of 50k tokens on a core).
+
+    Logits are at most 0 here, so the bits of their distance from 0, read as integers, are in the order of likelihood,
+    and the last rank that is kept is found bit by bit: 31 passes over the row.
+    """
+    rank = jax.lax.bitcast_convert_type(jnp.abs(logits), jnp.int32)  # 0: the best; -0.0 too
+    k = jnp.where(sampling.top_k > 0, sampling.top_k, logits.shape[-1])
+    kth = _last(lambda r: jnp.sum(rank < r[:, None], axis=-1) < k, len(logits))
+    probs = jax.nn.softmax(jnp.where(rank <= kth[:, None], logits, NEVER), axis=-1)
     # A token stays when the ones before it have not yet reached top_p; the first always does.
-    before = jnp.cumsum(probs, axis=-1) - probs
-    kept = (before < sampling.top_p[:, None]) | (sampling.top_p >= 1)[:, None]
-    pth = jnp.min(jnp.where(kept, ranked, jnp.inf), axis=-1, keepdims=True)
-    return jnp.where(logits >= jnp.maximum(kth, pth), logits, NEVER)
+    pth = _last(lambda r: jnp.sum(jnp.where(rank < r[:, None], probs, 0), axis=-1) < sampling.top_p, len(logits))
+    last = jnp.where(sampling.top_p < 1, jnp.minimum(kth, pth), kth)
+    return jnp.where(rank <= last[:, None], logits, NEVER)
+
+
+def _last(kept: Callable[[Int[Array, " B"]], Bool[Array, " B"]], rows: int) -> Int[Array, " B"]:
+    """By row the largest integer of 31 bits that is `kept`; 0 is, and none is beyond the first that is not."""
+
+    def bit(index: Int[Array, ""], found: Int[Array, " B"]) -> Int[Array, " B"]:
+        tried = found | (1 << (30 - index))
+        return jnp.where(kept(tried), tried, found)
+
+    return jax.lax.fori_loop(0, 31, bit, jnp.zeros(rows, jnp.int32))
 
 
 def sample(
@@ -86,9 +99,22 @@ def sample(
         keys: one key a row, so a row's draw depends on its own key and logits only.
     """
     logits = jnp.where(mask[None], logits, NEVER)
-    greedy = jnp.argmax(logits, axis=-1)
-    drawn = jax.vmap(jax.random.categorical)(keys, filter_logits(logits, sampling))
-    return jnp.where(sampling.temperature > 0, drawn, greedy).astype(jnp.int32)
+    greedy = _best(logits)
+
+    def draw() -> Int[Array, " B"]:
+        # The Gumbel trick: the largest of logits plus such noise is a draw from their softmax.
+        noise = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[1:]))(keys)
+        return jnp.where(sampling.temperature > 0, _best(filter_logits(logits, sampling) + noise), greedy)
+
+    return jax.lax.cond(jnp.any(sampling.temperature > 0), draw, lambda: greedy)
+
+
+def _best(scores: Float[Array, "B V"]) -> Int[Array, " B"]:
+    """The first of the largest, as `argmax`, which a CPU takes many times as long for as for these two reductions."""
+    size = scores.shape[-1]
+    best = jnp.max(scores, axis=-1, keepdims=True)
+    first = jnp.min(jnp.where(scores == best, jnp.arange(size)[None], size), axis=-1)
+    return jnp.where(first < size, first, 0).astype(jnp.int32)  # NaN equals nothing
 
 
 def row_keys(seeds: Int[Array, " B"], index: Int[Array, " B"]) -> Key[Array, " B"]:

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from podling.config import ModelConfig
 from podling.generate.sampling import Sampling, row_keys, sample
-from podling.model.cache import KVCache, empty_cache, forward_cached
+from podling.model.cache import KVCache, empty_cache, forward_cached, layers_apart
 from podling.model.gpt import logits
 from podling.model.spec import Params, decay_mask
 
@@ -63,10 +63,9 @@ def prefill(
     dtype: Any,
 ) -> DecodeState:
     """Read the prompts (padded on the right) and draw each row's first token."""
-    rows, width = prompts.shape
+    rows = len(prompts)
     cache = empty_cache(cfg, rows, cache_length, dtype)
-    positions = jnp.broadcast_to(jnp.arange(width), (rows, width))
-    hidden, cache = forward_cached(params, prompts, positions, cache, cfg, dtype=dtype)
+    hidden, cache = forward_cached(params, prompts, jnp.zeros(rows, jnp.int32), cache, cfg, dtype=dtype)
     last = hidden[jnp.arange(rows), lengths - 1][:, None]
     token = _draw(params, last, rules, jnp.zeros(rows, jnp.int32), cfg)
     drawn = jnp.ones(rows, jnp.int32)
@@ -80,9 +79,7 @@ def decode(
     """Draw `steps` tokens a row: the new state, the tokens, and which of them are real (the row was active)."""
 
     def step(state: DecodeState, _: None) -> tuple[DecodeState, tuple[Array, Array]]:
-        hidden, cache = forward_cached(
-            params, state.token[:, None], state.position[:, None], state.cache, cfg, dtype=dtype
-        )
+        hidden, cache = forward_cached(params, state.token[:, None], state.position, state.cache, cfg, dtype=dtype)
         token = jnp.where(state.active, _draw(params, hidden, rules, state.drawn, cfg), state.token)
         # A row that has ended stands still: it writes the same place again and moves nothing.
         drawn = state.drawn + state.active
@@ -99,14 +96,22 @@ def _draw(params: Params, hidden: Float[Array, "B 1 D"], rules: Rules, drawn: Ar
     return sample(scores, rules.sampling, rules.mask, keys=row_keys(rules.seeds, drawn))
 
 
-def for_decoding(params: Params, cfg: ModelConfig, dtype: Any) -> Params:
-    """The parameters on this process's first device, matrices already in the compute dtype (read once a token)."""
+def place(params: Params, cfg: ModelConfig, dtype: Any) -> Params:
+    """The parameters on this process's first device, matrices in the compute dtype."""
     # A sharding, not a device: `device_put(x, device)` keeps the mesh axes in a sharded array's type.
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
-    def place(leaf: Any, is_matrix: bool) -> jax.Array:
+    def put(leaf: Any, is_matrix: bool) -> jax.Array:
         leaf = jax.device_put(leaf, device)
         return leaf.astype(dtype) if is_matrix else leaf
 
     with jax.set_mesh(NO_MESH):
-        return jax.tree.map(place, params, decay_mask(cfg))
+        return jax.tree.map(put, params, decay_mask(cfg))
+
+
+def for_decoding(params: Params, cfg: ModelConfig, dtype: Any) -> Params:
+    """The parameters as decoding reads them, on this process's first device; those that are come back as they are."""
+    if isinstance(params.blocks, tuple):
+        return params
+    with jax.set_mesh(NO_MESH):
+        return layers_apart(place(params, cfg, dtype), cfg)

@@ -10,14 +10,14 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from podling.config import ModelConfig
-from podling.generate.steps import NO_MESH, for_decoding
+from podling.generate.steps import NO_MESH, place
 from podling.model.gpt import forward, logits
 from podling.model.spec import Params
 
 
 def own_logits(params: Params, cfg: ModelConfig, ids: np.ndarray) -> np.ndarray:
     """Float32 logits [B, T, vocab_size] of ids [B, T], padding of the vocabulary left out."""
-    placed = for_decoding(params, cfg, jnp.float32)
+    placed = place(params, cfg, jnp.float32)
     with jax.set_mesh(NO_MESH):
         return np.asarray(_logits(placed, jnp.asarray(ids), cfg))[..., : cfg.vocab_size]
 

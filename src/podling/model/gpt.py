@@ -110,7 +110,7 @@ def block(
     with jax.named_scope("attention"):
         h = enter(layer_norm(x, p.ln1_scale, p.ln1_bias))
         # [qkv, B, T, N]: each of the three is contiguous, and N splits over `tensor` by whole heads.
-        qkv = einsum("btd,cdn->cbtn", h, p.qkv_kernel)
+        qkv = qkv_product(h, p.qkv_kernel)
         qkv = qkv + spread(p.qkv_bias, qkv, (0, 3))
         q, k, v = (part.reshape(*part.shape[:2], cfg.heads, cfg.head_dim) for part in qkv)
         h = attend(q, k, v)
@@ -122,6 +122,14 @@ def block(
         h = jax.nn.gelu(h + spread(p.up_bias, h), approximate=True)
         h = leave(einsum("btf,fd->btd", h, p.down_kernel, out_spec=summand_spec()))
         return x + dropout(h + spread(p.down_bias, h), cfg.dropout, dropout_keys[1])
+
+
+def qkv_product(h: Float[Array, "B T D"], kernel: Array) -> Float[Array, "3 B T N"]:
+    """Queries, keys and values before their bias. The kernel is [3, D, N] as stored, or [D, 3N] for decoding."""
+    if kernel.ndim == 3:
+        return einsum("btd,cdn->cbtn", h, kernel)
+    side_by_side = einsum("btd,dm->btm", h, kernel)
+    return jnp.moveaxis(side_by_side.reshape(*h.shape[:2], 3, -1), 2, 0)
 
 
 def logits(params: Params, hidden: Float[Array, "B T D"], cfg: ModelConfig) -> Float[Array, "B T V"]:
