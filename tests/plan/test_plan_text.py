@@ -159,6 +159,15 @@ def test_the_record_has_every_key_and_survives_json():
     assert found["ops"][0]["name"] == "fusion.7" and found["hbm_largest"][1]["name"] == "logits"
 
 
+def test_what_is_chosen_for_the_chip_is_shown_with_its_measurement():
+    made = plan()
+    attention = next(choice for choice in made.choices if choice.field == "attention")
+    assert attention.value == "fused" and attention.why and f"chosen: {attention}" in flat(shown(made))
+    assert {"field": "attention", "value": "fused", "why": attention.why, "said": True} in record(made)["choices"]
+    told = replace(made, config=replace(made.config, train=replace(made.config.train, attention="reference")))
+    assert "chosen: attention" not in shown(told) and "attention" not in {c["field"] for c in record(told)["choices"]}
+
+
 def test_without_a_budget_the_tokens_are_the_configurations_own():
     found = record(plan(budget=None))
     assert (found["tokens"], found["steps"], found["budget"]) == (19073 * 524288, 19073, None)

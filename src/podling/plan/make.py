@@ -25,6 +25,7 @@ from podling.plan.search import Found, Limits, best_first, layouts, search
 from podling.plan.target import Target
 from podling.topology import compiler_missing
 from podling.train.flops import flops_per_token
+from podling.tuning import settled
 
 HELD = ("--mesh", "--train.micro-batch", "--train.remat", "--train.loss-chunk")
 """Flags that fix a part of the layout when they are given."""
@@ -61,6 +62,7 @@ def make_plan(
     if target.platform == "cpu" and target.devices > 1:
         what = f"{target.text}: the devices of a CPU share its cores, and how fast they are together is not foretold"
         raise InputError(Problem("--chip", what, "plan for --chip cpu"))
+    settled(config, target.platform, target.chip.device_kind)  # refuses what the chip has no kernel for
     held = frozenset(given) & frozenset(HELD)
     itemsize = compute_dtype(config.train.dtype, target.platform).itemsize
     space = layouts(config, target, held)
@@ -84,8 +86,8 @@ def make_plan(
         notes.append(f"estimated: the TPU compiler is not here ({missing})")
     if target.platform == "gpu":
         notes.append("estimated: podling has no compiler for GPUs away from one")
-    settled = with_layout(config, chosen.layout)
-    return _plan(settled, given, target, found, budget_s, data_tokens, most_steps, notes, compiler, began_s)
+    config = with_layout(config, chosen.layout)
+    return _plan(config, given, target, found, budget_s, data_tokens, most_steps, notes, compiler, began_s)
 
 
 def estimated(config: Config, layout: Layout, target: Target, itemsize: int) -> Option:

@@ -40,6 +40,7 @@ def record(plan: Plan) -> dict[str, Any]:
         "runners_up": [_option(option) for option in plan.runners_up],
         "sizes": [asdict(size) for size in plan.sizes],
         "refused": [_option(option) for option in plan.refused],
+        "choices": [asdict(choice) for choice in plan.choices],
         "compiled": plan.compiled,
         "plan_s": plan.plan_s,
         "notes": list(plan.notes),

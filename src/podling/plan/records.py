@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from podling.config import Config
 from podling.cost.records import Hbm, Layout, StepTime
 from podling.plan.target import Target
+from podling.tuning import Choice, choices
 
 
 @dataclass(frozen=True)
@@ -83,3 +84,8 @@ class Plan:
     compiled: int  # programs that were compiled now; the others came from the cache
     sizes: tuple[Size, ...] = ()  # lowest loss first; empty where the model was given
     notes: tuple[str, ...] = field(default=())
+
+    @property
+    def choices(self) -> list[Choice]:
+        """What the step's form is left to, and what is chosen for this chip."""
+        return choices(self.config, self.target.platform, self.target.chip.device_kind)

@@ -70,6 +70,7 @@ def _answer(plan: Plan) -> list[tuple[str, str]]:
         speed = f"{count(plan.tokens_per_s)} tokens/s, MFU {share(plan.mfu)}{_peak(plan)}"
         lines.append(("", f"step: {seconds(time.step_s)} ({seconds(low)} to {seconds(high)}), {speed}"))
     lines.append(("", f"layout: {plan.chosen.layout}"))
+    lines += [("", f"chosen: {choice}") for choice in plan.choices if choice.said]
     lines.append(_source(plan))
     if time is not None:
         lines.append(("dim", f"how sure: {time.calibration}"))
