@@ -257,6 +257,22 @@ def test_a_custom_kernel_takes_twice_its_operations_at_peak():
     assert "1 custom kernels state no operations" in silent.calibration
 
 
+@pytest.mark.parametrize(
+    ("flops", "length", "expected"),
+    [(10**6, 1024, 2 * 3 * 5115 / 1.5e9), (10**12, 1024, 2e12 / 197e12), (10**6, 1152, 2e6 / 197e12)],
+)
+def test_a_kernel_takes_the_cycles_that_were_scheduled_for_it(flops: int, length: int, expected: float):
+    """Never less than twice its operations at peak; that alone for sizes whose schedule is not known."""
+    chip = dataclasses.replace(CHIPS["v5e"], hbm_bytes_per_s=math.inf)
+    kernel = (
+        f"  ROOT %fused_attention_forward.1 = (bf16[2,{length},384]{{2,1,0}}, f32[2,3,2,{length}]{{3,2,1,0}}) "
+        'custom-call(%n), custom_call_target="tpu_custom_call", '
+        f'backend_config={{"custom_call_config":{{"cost_estimate":{{"flops":"{flops}"}}}}}}'
+    )
+    step = step_time(program(kernel), chip, ONE, factor=0.5)
+    assert step.step_s == pytest.approx(expected, rel=1e-6)
+
+
 def test_the_calibrated_factor_and_its_range():
     known = calibration("v5e")
     text = program(f"  ROOT %r = {NEAR} tanh(%n), {cycles(5000)}")

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from podling.chips import Chip
 from podling.cost.calibration import calibration
+from podling.cost.kernels import scheduled_cycles
 from podling.cost.lanes import Lanes
 from podling.cost.links import Links, join
 from podling.cost.records import KINDS, Kind, OpTime, StepTime
@@ -24,7 +25,8 @@ from podling.hlo.text import Instruction
 from podling.topology import Topology
 
 KERNEL_EFFICIENCY = 0.5
-"""Of the peak, that a custom kernel reaches: it has no estimate but the operations that it states."""
+"""Of the peak, that a custom kernel reaches at most: it has no estimate but the operations that it states. One whose
+schedule is known (`cost.kernels`) takes no less than that either."""
 ON_LINKS = ("all-", "reduce-scatter", "collective-", "ragged-all-to-all")
 ON_THE_HOST = ("send", "send-done", "recv", "recv-done")
 COPIES = ("copy-start", "slice-start", "async-start")
@@ -181,15 +183,18 @@ class _Schedule:
         matmuls = self.matmuls.get((computation, instruction.name), [])
         flops = sum(one.flops for one in matmuls)
         at_peak = sum(one.flops * one.passes for one in matmuls) / self.chip.peak_flops["bfloat16"]
-        floor = at_peak
+        floor, scheduled = at_peak, None
         if 'custom_call_target="tpu_custom_call"' in instruction.attributes:
             flops = self._stated(instruction)
             floor = flops / self.chip.peak_flops["bfloat16"]
             at_peak = floor / KERNEL_EFFICIENCY
+            scheduled = scheduled_cycles(self.chip.name, self.program.computations[computation], instruction)
         moved = hbm_bytes(self.program, computation, instruction)
         in_memory = moved / self.chip.hbm_bytes_per_s
-        cycles = instruction.estimated_cycles
-        estimate = (cycles or 0) / self.chip.clock_hz * self.factor
+        cycles, factor = instruction.estimated_cycles, self.factor
+        if scheduled is not None:  # no estimate: the kernel's very instructions
+            cycles, factor = scheduled, 1.0
+        estimate = (cycles or 0) / self.chip.clock_hz * factor
         took = max(estimate, at_peak, in_memory)
         if not took:
             return None
