@@ -26,6 +26,7 @@ from podling.run.environment import environment
 from podling.run.meeting import Meetings, cause_of
 from podling.run.quiet import quiet_orbax
 from podling.run.restore import STATE, restore_good
+from podling.run.snapshot import Snapshots
 from podling.run.steps import PARTIAL, StepFolders
 
 CHUNK_BYTES = 4 << 20
@@ -47,6 +48,7 @@ class Checkpoints:
         self.hosts = hosts
         self._folders = StepFolders(self.folder, keep)
         self._meetings = Meetings(hosts)
+        self._snapshots = Snapshots()
         self._orbax = self._new_orbax()
         self._thread: threading.Thread | None = None
         self._partial = self.folder  # of the save under way
@@ -83,9 +85,8 @@ class Checkpoints:
     def save(self, step: int, state: Any, meta: dict[str, Any], *, metric: float | None = None) -> None:
         """Begin to save `state` as `step`; waits first for a save that is still under way.
 
-        Returns once the state is safe from donation: the next step may overwrite its buffers. The step shows up in
-        `steps()` when it is complete, and then steps that are no longer kept are removed. A step that is already there
-        and good is left alone: a run has one state per step.
+        Returns once the state is safe from donation: the next step may overwrite its buffers. `steps()` has the step
+        when it is complete, and steps no longer kept are then removed. One that is there and good is left alone.
 
         Args:
             step: optimizer steps done.
@@ -103,6 +104,7 @@ class Checkpoints:
         self._partial = self.folder / f"{step}{PARTIAL}"
         record = manifest.describe(step, state, meta | {"environment": environment()}, metric)
         try:
+            state = self._snapshots.of(state)
             pieces = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), state)
             args = ocp.args.PyTreeSave(state, save_args=pieces)  # pyright: ignore[reportCallIssue]
             self._orbax.save(self._partial / STATE, args=args)
