@@ -1,5 +1,6 @@
 """The loss against NumPy, in one piece and in chunks."""
 
+import dataclasses
 import re
 
 import jax
@@ -69,6 +70,41 @@ def test_every_chunk_size_gives_the_same_loss_and_gradients(problem, chunk):
     np.testing.assert_array_equal(chunk_count, count)
     for got, expected in zip(grads, whole_grads, strict=True):
         np.testing.assert_allclose(got, expected, atol=1e-6 * float(np.abs(expected).max()))
+
+
+def plain_sum(table, hidden, targets, weights):
+    """The same by indexing, for JAX to differentiate."""
+    scores = jnp.einsum("btd,vd->btv", hidden, table, precision="highest")[..., : CFG.vocab_size]
+    picked = jnp.take_along_axis(scores, targets[..., None], axis=-1)[..., 0]
+    return jnp.sum((jax.nn.logsumexp(scores, axis=-1) - picked) * weights)
+
+
+@pytest.mark.parametrize("chunk", [0, 4])
+def test_its_own_gradient_is_that_of_the_plain_loss(problem, chunk):
+    """Of table, hidden states and weights, under a factor that arrives from what is made of the sum."""
+    params, hidden, targets, weights = problem
+
+    def own(table, hidden, weights):
+        mine = dataclasses.replace(params, token_embed=table)
+        return jnp.square(cross_entropy(mine, hidden, targets, weights, CFG, chunk=chunk)[0] / 40)
+
+    def plain(table, hidden, weights):
+        return jnp.square(plain_sum(table, hidden, targets, weights) / 40)
+
+    given = (params.token_embed, hidden, weights)
+    got, expected = (jax.jit(jax.grad(f, argnums=(0, 1, 2)))(*given) for f in (own, plain))
+    for one, other in zip(got, expected, strict=True):
+        assert float(np.abs(other).max()) > 1
+        np.testing.assert_allclose(one, other, atol=2e-6 * float(np.abs(other).max()))
+
+
+def test_the_backward_pass_has_three_products_and_not_four(problem):
+    """The logits, and the gradients of both their factors: nothing is computed twice, in chunks or not."""
+    params, hidden, targets, weights = problem
+    for chunk in (0, 4):
+        loss = lambda params, hidden: cross_entropy(params, hidden, targets, weights, CFG, chunk=chunk)[0]  # noqa: B023, E731
+        text = str(jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(params, hidden))
+        assert text.count("dot_general[") == 3
 
 
 def buffers_of(chunk: int) -> set[tuple[int, ...]]:

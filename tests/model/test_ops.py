@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from podling.model.attention import attention, causal_mask
-from podling.model.ops import dropout, einsum, layer_norm
+from podling.model.ops import add_bias, dropout, einsum, layer_norm
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -41,6 +41,43 @@ def test_layer_norm_has_float32_statistics_under_bfloat16():
     out = layer_norm(x, jnp.ones(64), jnp.zeros(64))
     assert out.dtype == jnp.bfloat16
     np.testing.assert_allclose(np.asarray(out, np.float64), expected, atol=0.02)  # bfloat16 rounds 4 to 1/64
+
+
+@pytest.mark.parametrize("mean", [0.0, 30.0])
+def test_layer_norm_has_the_gradient_of_its_closed_form(mean: float):
+    """Against JAX's derivative of the definition, by x, scale and bias."""
+    x, scale, bias, out = mean + 3 * draw(0, 2, 5, 16), draw(1, 16), draw(2, 16), draw(3, 2, 5, 16)
+
+    def plain(x, scale, bias):
+        centred = x - x.mean(-1, keepdims=True)
+        return (
+            centred / jnp.sqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-5) * scale[None, None]
+            + bias[None, None]
+        )
+
+    given = (f32(x), f32(scale), f32(bias))
+    got = jax.grad(lambda *args: jnp.sum(layer_norm(*args) * f32(out)), argnums=(0, 1, 2))(*given)
+    expected = jax.grad(lambda *args: jnp.sum(plain(*args) * f32(out)), argnums=(0, 1, 2))(*given)
+    for one, other in zip(got, expected, strict=True):
+        assert one.dtype == jnp.float32
+        np.testing.assert_allclose(one, other, atol=2e-5 * float(np.abs(other).max()))
+
+
+def test_layer_norm_keeps_x_and_two_numbers_a_row_for_the_backward_pass():
+    x = jnp.ones((4, 6, 16), jnp.bfloat16)
+    _, pull = jax.vjp(lambda x: layer_norm(x, jnp.ones(16), jnp.zeros(16)), x)
+    kept = sorted(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(pull) if hasattr(leaf, "dtype"))
+    assert sum(kept) <= 4 * 6 * 16 * 2 + 2 * 4 * 6 * 4 + 4 * 16 * 4  # bfloat16 x, two float32 rows, and vectors
+
+
+def test_a_bias_is_added_and_its_gradient_summed_in_float32():
+    """4,096 gradients of 1/256: in bfloat16 a sum stops growing at 1."""
+    x, bias = jnp.full((64, 64, 8), 1.0, jnp.bfloat16), jnp.full(8, 2.0**-10)
+    weight = jnp.full((64, 64, 8), 2.0**-8, jnp.bfloat16)
+    grad = jax.grad(lambda bias: jnp.sum(add_bias(x, bias) * weight, dtype=jnp.float32))(bias)
+    assert add_bias(x, bias).dtype == jnp.bfloat16
+    np.testing.assert_allclose(grad, 16.0, rtol=1e-6)
+    np.testing.assert_array_equal(add_bias(x[0, 0].astype(jnp.float32), bias), np.float32(1 + 2.0**-10))
 
 
 def reference_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) -> np.ndarray:

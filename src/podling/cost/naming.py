@@ -8,13 +8,15 @@ from podling.hlo.program import SAME_VALUE, Program
 from podling.hlo.text import Computation, Instruction
 
 PRODUCTS = {
-    "btd,cdn->cbtn": "q, k, v",
+    "btd,dn->btn": "q, k, v",
     "bthk,bshk->bhts": "scores",
     "bhts,bshk->bthk": "weighted values",
     "btn,nd->btd": "projection out",
     "btd,df->btf": "hidden layer",
     "btf,fd->btd": "projection down",
     "btd,vd->btv": "logits",
+    "btv,vd->btd": "gradient of the hidden states",
+    "btv,btd->vd": "gradient of the table",
 }
 """The einsums of `podling.model` by what they give."""
 COPIES = (*SAME_VALUE, "slice-start", "slice-done", "get-tuple-element")
@@ -106,7 +108,7 @@ class Names:
 
 
 def words(sources: list[str], dims: tuple[int, ...], hidden: int = 0) -> str:
-    """`attention: q, k, v` of `jit(train_step)/jvp()/while/body/attention/btd,cdn->cbtn/dot_general`."""
+    """`attention: q, k, v` of `jit(train_step)/jvp()/while/body/attention/btd,dn->btn/dot_general`."""
     told = [source for source in sources if "/" in source and "dynamic_update" not in source]
     if not told:
         return next(iter(sources), "") or "made by the compiler"

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from podling.config import ModelConfig
 from podling.model.attention import MASKED, causal_attention
 from podling.model.form import Form
-from podling.model.ops import dropout, einsum, layer_norm
+from podling.model.ops import add_bias, dropout, einsum, layer_norm
 from podling.model.remat import rematerialised
 from podling.model.spec import Block, Params, compute_params, param_specs
 from podling.parallel.collectives import enter, leave, look_up, spread, summand_spec
@@ -109,27 +109,31 @@ def block(
     p = compute_params(p, param_specs(cfg).blocks, x.dtype)
     with jax.named_scope("attention"):
         h = enter(layer_norm(x, p.ln1_scale, p.ln1_bias))
-        # [qkv, B, T, N]: each of the three is contiguous, and N splits over `tensor` by whole heads.
-        qkv = qkv_product(h, p.qkv_kernel)
-        qkv = qkv + spread(p.qkv_bias, qkv, (0, 3))
-        q, k, v = (part.reshape(*part.shape[:2], cfg.heads, cfg.head_dim) for part in qkv)
-        h = attend(q, k, v)
+        qkv = map(add_bias, qkv_products(h, p.qkv_kernel), thirds(p.qkv_bias))
+        h = attend(*(part.reshape(*part.shape[:2], cfg.heads, cfg.head_dim) for part in qkv))
         h = h.reshape(*h.shape[:2], cfg.heads * cfg.head_dim)
         h = leave(einsum("btn,nd->btd", h, p.out_kernel, out_spec=summand_spec()))
-        x = x + dropout(h + spread(p.out_bias, h), cfg.dropout, dropout_keys[0])
+        x = x + dropout(add_bias(h, p.out_bias), cfg.dropout, dropout_keys[0])
     with jax.named_scope("mlp"):
         h = einsum("btd,df->btf", enter(layer_norm(x, p.ln2_scale, p.ln2_bias)), p.up_kernel)
-        h = jax.nn.gelu(h + spread(p.up_bias, h), approximate=True)
+        h = jax.nn.gelu(add_bias(h, p.up_bias), approximate=True)
         h = leave(einsum("btf,fd->btd", h, p.down_kernel, out_spec=summand_spec()))
-        return x + dropout(h + spread(p.down_bias, h), cfg.dropout, dropout_keys[1])
+        return x + dropout(add_bias(h, p.down_bias), cfg.dropout, dropout_keys[1])
 
 
-def qkv_product(h: Float[Array, "B T D"], kernel: Array) -> Float[Array, "3 B T N"]:
-    """Queries, keys and values before their bias. The kernel is [3, D, N] as stored, or [D, 3N] for decoding."""
+def qkv_products(h: Float[Array, "B T D"], kernel: Array) -> list[Float[Array, "B T N"]]:
+    """Queries, keys and values before their bias. The kernel is [3, D, N] as stored, or [D, 3N] for decoding.
+
+    Three products where there is a backward pass: one product's result would be cut up by copying it.
+    """
     if kernel.ndim == 3:
-        return einsum("btd,cdn->cbtn", h, kernel)
-    side_by_side = einsum("btd,dm->btm", h, kernel)
-    return jnp.moveaxis(side_by_side.reshape(*h.shape[:2], 3, -1), 2, 0)
+        return [einsum("btd,dn->btn", h, third) for third in thirds(kernel)]
+    return jnp.split(einsum("btd,dm->btm", h, kernel), 3, axis=-1)
+
+
+def thirds(stacked: Array) -> list[Array]:
+    """What is stored for queries, keys and values, apart."""
+    return [jax.lax.index_in_dim(stacked, index, keepdims=False) for index in range(3)]
 
 
 def logits(params: Params, hidden: Float[Array, "B T D"], cfg: ModelConfig) -> Float[Array, "B T V"]:

@@ -8,11 +8,13 @@ import jax
 
 from podling.parallel.collectives import SUMMED
 
+STATISTICS = "statistics"
+"""Name of a LayerNorm's two numbers a row."""
 ATTENDED = "attended"
 """Name of what an attention kernel gives its own backward pass: its output, and the log of each softmax's sum."""
 
 _products = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-_summed = jax.checkpoint_policies.save_only_these_names(SUMMED, ATTENDED)
+_named = jax.checkpoint_policies.save_only_these_names(SUMMED, STATISTICS, ATTENDED)
 
 
 def rematerialised(layer: Callable[..., Any], remat: str) -> Callable[..., Any]:
@@ -39,9 +41,9 @@ def keep_products(prim: Any, *args: Any, **params: Any) -> bool:
     out = params.get("out_sharding")
     if out is not None and out.spec.unreduced:
         return False
-    return bool(_products(prim, *args, **params) or _summed(prim, *args, **params))
+    return bool(_products(prim, *args, **params) or _named(prim, *args, **params))
 
 
 def keep_all_but_gathered(prim: Any, *_: Any, **params: Any) -> bool:
-    """Keep everything but what was gathered, and copies that cost nothing to make again."""
-    return prim.name not in ("all_gather_reduced", "broadcast_in_dim")
+    """Keep everything but what was gathered, its parts, and copies that cost nothing to make again."""
+    return prim.name not in ("all_gather_reduced", "broadcast_in_dim", "slice", "squeeze")

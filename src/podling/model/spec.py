@@ -32,7 +32,7 @@ class Leaf:
     axes: tuple[str, ...]
     init: float | str  # standard deviation of a normal, or "zeros" or "ones"
     decay: bool  # AdamW decays it
-    cast: bool = True  # used in the compute dtype; LayerNorm's own parameters stay float32
+    cast: bool = True  # used in the compute dtype; vectors stay float32
 
 
 @jax.tree_util.register_dataclass
@@ -76,7 +76,7 @@ def param_specs(cfg: ModelConfig) -> Params:
     residual_std = INIT_STD / math.sqrt(2 * layers)
 
     def bias(size: int, axis: str) -> Leaf:
-        return Leaf((layers, size), ("layers", axis), "zeros", decay=False)
+        return Leaf((layers, size), ("layers", axis), "zeros", decay=False, cast=False)
 
     def norm(init: str) -> Leaf:
         return Leaf((layers, embed), ("layers", "norm"), init, decay=False, cast=False)
@@ -85,7 +85,7 @@ def param_specs(cfg: ModelConfig) -> Params:
         ln1_scale=norm("ones"),
         ln1_bias=norm("zeros"),
         qkv_kernel=Leaf((layers, 3, embed, width), ("layers", "qkv", "embed", "heads"), INIT_STD, decay=True),
-        qkv_bias=Leaf((layers, 3, width), ("layers", "qkv", "heads"), "zeros", decay=False),
+        qkv_bias=Leaf((layers, 3, width), ("layers", "qkv", "heads"), "zeros", decay=False, cast=False),
         out_kernel=Leaf((layers, width, embed), ("layers", "heads", "embed"), residual_std, decay=True),
         out_bias=bias(embed, "norm"),
         ln2_scale=norm("ones"),

@@ -50,6 +50,19 @@ def zero_gradient(x: Array, axes: tuple[str, ...]) -> Array:
     return jnp.zeros(x.shape, x.dtype, out_sharding=spec)
 
 
+def gradient_spec(x: Array) -> PartitionSpec | None:
+    """Layout of x's gradient: what x is reduced over, that is unreduced over; None where arrays have no layout."""
+    spec = jax.typeof(x).sharding.spec
+    return _marked(spec, unreduced=spec.reduced) if has_layout() else None
+
+
+def scaled(x: Array, by: Float[Array, ""]) -> Array:
+    """x, of which devices may each hold one term, times a number that all of them hold."""
+    terms = jax.typeof(x).sharding.spec.unreduced
+    by = jax.sharding.reshard(by, _marked(PartitionSpec(), reduced=terms)) if terms else by
+    return x * by.astype(x.dtype)
+
+
 def settle(gradient: Array, axes: tuple[str, ...]) -> Array:
     """Take the sum that a gradient still lacks: an all-reduce over the axes along which the parameter is copied."""
     return jax.sharding.reshard(gradient, storage_spec(axes)) if copied_over(axes) else gradient

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 from podling.config import Config
 from podling.model.form import Form
 from podling.model.gpt import forward
-from podling.model.loss import sequence_cross_entropy
+from podling.model.loss import token_cross_entropy
 from podling.model.spec import Params, init_params, param_specs
 from podling.parallel.collectives import settle, share, zero_gradient
 from podling.train.optimizer import make_optimizer
@@ -114,8 +114,9 @@ def sum_gradients(
         hidden = forward(params, inputs, config.model, dtype=dtype, form=form, dropout_key=key)
         with jax.named_scope("loss"):
             chunk = form.loss_chunk
-            nll, count = sequence_cross_entropy(params, hidden, targets, weights, config.model, chunk=chunk)
-        return jnp.sum(nll), (nll, count)  # the sum over devices is for the gradient alone; what is read is [B]
+            total, nll = token_cross_entropy(params, hidden, targets, weights, config.model, chunk=chunk)
+        # The sum over devices is for the gradient alone; what is read is [B].
+        return total, (jnp.sum(nll, axis=-1), jnp.sum(weights, axis=-1))
 
     gradient = jax.grad(loss, has_aux=True)
 
