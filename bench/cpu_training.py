@@ -111,11 +111,10 @@ def measure(args: argparse.Namespace, work: Work, folder: Path) -> tuple[list[di
         for worker in workers:
             if why := worker.ready():
                 missing[worker.name] = why
+            say(f"{worker.name} {why or f'is ready: {worker.about}'}")
         if "podling" in missing:
             raise SystemExit(f"podling {missing['podling']}")
         at_work = [worker for worker in workers if worker.name not in missing]
-        for worker in at_work:
-            say(f"ready: {worker.name} {worker.about}")
         call = f"{time.time():.3f}"
         for number in range(0 if args.warm else args.rounds):
             began_s = time.perf_counter()
