@@ -9,7 +9,7 @@ import pytest
 
 from podling.config import ModelConfig
 from podling.errors import InputError
-from podling.generate.decode import Timing, Tokens, generate
+from podling.generate.decode import Timing, Tokens, bucket, generate
 from podling.generate.settings import Settings
 from podling.generate.steps import decode
 from podling.model.gpt import forward, logits
@@ -148,3 +148,10 @@ def test_every_problem_is_named_at_once(params):
     text = str(caught.value)
     assert "--top-p" in text and "prompt 1: 25 tokens, and the model's context is 24" in text
     assert "prompt 2: token id 40" in text and "prompt 3: token id -1" in text
+
+
+def test_few_programs_serve_every_length():
+    sizes = [bucket(length, 1024) for length in range(1, 1025)]
+    assert all(length <= size < max(33, 1.5 * length) for length, size in enumerate(sizes, start=1))
+    assert sorted(set(sizes)) == [32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
+    assert bucket(70, 80) == 80  # never more positions than the model has
