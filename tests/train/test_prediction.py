@@ -14,7 +14,7 @@ from podling.cost.records import StepTime
 from podling.errors import RunError
 from podling.run.compile_cache import CompileCache
 from podling.run.folder import RunFolder
-from podling.train import devices, prediction, session, setup
+from podling.train import devices, earlier, prediction, session, setup
 from podling.train.meter import Meter
 from podling.train.prediction import Forecast, compile_and_foretell, for_summary
 from podling.train.progress.words import held_against, seconds
@@ -141,6 +141,31 @@ def test_what_a_session_that_goes_on_measures_is_its_own(open_run):
     told = for_summary(Forecast(FACTS), meter, open_run[1])
     assert told is not None and told["measured_step_s"] == pytest.approx(0.2)
     assert "measured 200 ms in this session: took 150% longer" in held_against(told)
+
+
+def test_the_same_program_on_the_same_machine_is_not_measured_again(open_run, monkeypatch, tmp_path):
+    boot, asked = tmp_path / "boot_id", []
+    boot.write_text("this start of this machine")
+    monkeypatch.setattr(earlier, "BOOT", boot)
+    monkeypatch.setattr(prediction, "predict_step", lambda *_: asked.append(1) or FORETOLD)
+    first, _ = foretell(open_run)
+    again, _ = foretell(open_run)
+    assert len(asked) == 1
+    assert {name: again.facts[name] for name in FACTS} == {name: first.facts[name] for name in FACTS} == FACTS
+    assert again.facts["measured"] == first.facts["made"] and again.said.startswith(first.said)
+    boot.write_text("another")
+    foretell(open_run)
+    assert len(asked) == 2
+    disturbed = dataclasses.replace(FORETOLD, range_s=(0.04, 0.16))
+    monkeypatch.setattr(prediction, "predict_step", lambda *_: asked.append(1) or disturbed)
+    boot.write_text("a third")
+    for count in (3, 4):
+        foretell(open_run)
+        assert len(asked) == count
+    boot.unlink()  # a system that tells no start from another
+    for count in (5, 6):
+        foretell(open_run)
+        assert len(asked) == count
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no such thing"), prediction.NoPrediction("no such thing")])

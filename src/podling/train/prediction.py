@@ -9,6 +9,7 @@ import json
 import time
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,6 +26,7 @@ from podling.run.compile_cache import CompileCache
 from podling.run.folder import RunFolder
 from podling.train.auto_mesh import joined
 from podling.train.batch_plan import machine_memory_bytes
+from podling.train.earlier import basis, earlier
 from podling.train.meter import Meter
 from podling.train.progress import Reporter
 from podling.train.progress.words import count, predicted
@@ -67,7 +69,10 @@ class Forecast:
         parts = sorted(((part_s, kind) for kind, part_s in self.facts["parts_s"].items() if part_s > 0), reverse=True)
         shares = ", ".join(f"{kind} {part_s / self.facts['step_s']:.0%}" for part_s, kind in parts)
         speed = f"{count(self.facts['tokens_per_s'])} tokens/s"
-        return f"predicted: {predicted(self.facts)}, {speed} ({shares}); {self.facts['calibration']}"
+        since = (
+            f", by the session of {measured}" if (measured := self.facts.get("measured")) != self.facts["made"] else ""
+        )
+        return f"predicted: {predicted(self.facts)}, {speed} ({shares}); {self.facts['calibration']}{since}"
 
 
 def compile_and_foretell(
@@ -99,7 +104,7 @@ def compile_and_foretell(
         return None
     shown = contextlib.nullcontext() if _shared(session) else reporter.status("predicting the step's time", 3)
     with shown:
-        forecast = foretell(session, program, together.hosts.count, compile_s)
+        forecast = foretell(session, program, together.hosts.count, compile_s, folder.paths.prediction)
     reporter.say(forecast.said)
     try:
         atomic_write(folder.paths.prediction, json.dumps(forecast.facts, indent=2, ensure_ascii=False) + "\n")
@@ -156,7 +161,9 @@ def _shared(session: Session | Setup) -> bool:
     return session.mesh.devices.flat[0].platform == "cpu" and session.mesh.size > 1
 
 
-def foretell(session: Session, program: jax.stages.Compiled, processes: int, compile_s: float) -> Forecast:
+def foretell(
+    session: Session, program: jax.stages.Compiled, processes: int, compile_s: float, before: Path
+) -> Forecast:
     """What `prediction.json` is to hold, of this session; why there is no prediction is part of it.
 
     Args:
@@ -164,6 +171,7 @@ def foretell(session: Session, program: jax.stages.Compiled, processes: int, com
         program: the compiled step.
         processes: of the run.
         compile_s: how long compiling took.
+        before: the prediction of an earlier session, which may do for this one.
     """
     began_s = time.perf_counter()
     device = session.mesh.devices.flat[0]
@@ -175,7 +183,11 @@ def foretell(session: Session, program: jax.stages.Compiled, processes: int, com
         "compile_s": compile_s,
     }
     try:
-        facts |= _record(predict_step(session, program, processes), session.plan.tokens)
+        facts["basis"] = basis(device, program)
+        facts["measured"] = facts["made"]
+        facts |= earlier(before, facts["basis"]) or _record(
+            predict_step(session, program, processes), session.plan.tokens
+        )
     except NoPrediction as why:
         facts["missing"] = str(why)
     except Exception as error:  # the run is worth more than its prediction, whatever went wrong
