@@ -26,7 +26,6 @@ from podling.run.environment import environment
 from podling.run.meeting import Meetings, cause_of
 from podling.run.quiet import quiet_orbax
 from podling.run.restore import STATE, restore_good
-from podling.run.snapshot import Snapshots
 from podling.run.steps import PARTIAL, StepFolders
 
 CHUNK_BYTES = 4 << 20
@@ -48,7 +47,6 @@ class Checkpoints:
         self.hosts = hosts
         self._folders = StepFolders(self.folder, keep)
         self._meetings = Meetings(hosts)
-        self._snapshots = Snapshots()
         self._orbax = self._new_orbax()
         self._thread: threading.Thread | None = None
         self._partial = self.folder  # of the save under way
@@ -104,7 +102,6 @@ class Checkpoints:
         self._partial = self.folder / f"{step}{PARTIAL}"
         record = manifest.describe(step, state, meta | {"environment": environment()}, metric)
         try:
-            state = self._snapshots.of(state)
             pieces = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), state)
             args = ocp.args.PyTreeSave(state, save_args=pieces)  # pyright: ignore[reportCallIssue]
             self._orbax.save(self._partial / STATE, args=args)
