@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 from pathlib import Path
 
 import jax
@@ -166,6 +167,21 @@ def test_the_same_program_on_the_same_machine_is_not_measured_again(open_run, mo
     for count in (5, 6):
         foretell(open_run)
         assert len(asked) == count
+
+
+def test_a_program_is_the_same_when_it_comes_from_the_cache(tmp_path, monkeypatch):
+    """Of a program that is read back, the lists of source files are others."""
+
+    def text(files: str, places: str, much: str = "2") -> str:
+        add = f'  ROOT %add.1 = f32[{much}]{{0}} add(%a.1, %a.1), metadata={{op_name="jit(f)/add" {places}}}'
+        return "\n".join(["HloModule jit_f", "", "FileNames", files, "", "ENTRY %main.1 {", add, "}"])
+
+    texts = text('1 "a.py"', "stack_frame_id=3"), text('1 "b.py"', "stack_frame_id=1"), text('1 "a.py"', "", "4")
+    monkeypatch.setattr(earlier, "BOOT", tmp_path / "boot_id")
+    earlier.BOOT.write_text("this start of this machine")
+    cpu = jax.devices()[0]
+    made = [earlier.basis(cpu, types.SimpleNamespace(as_text=lambda text=text: text)) for text in texts]
+    assert made[0] == made[1] != made[2]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no such thing"), prediction.NoPrediction("no such thing")])

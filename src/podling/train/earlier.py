@@ -5,6 +5,8 @@ On a CPU a prediction takes three seconds of measuring, more than everything els
 
 import hashlib
 import platform
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from podling.files import read_json
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 FIGURES = ("step_s", "step_s_range", "tokens_per_s", "parts_s", "calibration", "measured")
+INSTRUCTION, METADATA = re.compile(r"\s*(%|ROOT|ENTRY|\})"), re.compile(r", metadata=\{[^}]*\}")
 NARROW = 1.5
 """A range that ends beyond so many times its middle was measured beside other work, which may be gone by now."""
 
@@ -30,7 +33,14 @@ def basis(device: Any, program: jax.stages.Compiled) -> str | None:
     if device.platform != "cpu" or not BOOT.exists():
         return None
     facts = [BOOT.read_text(), platform.processor(), str(cores_here()), jaxlib.version.__version__]
-    return hashlib.sha256("\n".join([*facts, program.as_text() or ""]).encode()).hexdigest()
+    return hashlib.sha256("\n".join([*facts, *_instructions(program.as_text() or "")]).encode()).hexdigest()
+
+
+def _instructions(text: str) -> Iterator[str]:
+    """Without where they come from: a program that is read from the cache tells that otherwise than a new one."""
+    for line in text.splitlines():
+        if INSTRUCTION.match(line):
+            yield METADATA.sub("", line)
 
 
 def earlier(path: Path, wanted: str | None) -> dict[str, Any] | None:
