@@ -13,7 +13,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = [
     {"errors"},
-    {"config", "files", "chips", "svg", "kernels"},
+    {"config", "files", "chips", "svg", "kernels", "startup"},
     {"data", "parallel", "presets", "hlo"},
     {"validate", "model", "hosts", "topology", "tuning"},
     {"cost"},
@@ -36,6 +36,7 @@ LIGHT = {
     "topology",
     "presets",
     "validate",
+    "startup",
     "tuning",
     "data",
     "launch",

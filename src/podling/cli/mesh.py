@@ -124,7 +124,7 @@ def _draw(args: Args, config: Config, topology: Any, notes: list[str]) -> dict[s
     from podling.parallel.mesh import make_mesh
     from podling.train.auto_mesh import Machine, joined, settle_mesh
     from podling.train.batch_plan import device_memory_bytes
-    from podling.tuning import settled
+    from podling.tuning import MICRO_TOKENS, settled
 
     found = [] if topology else select_devices(config.run.device)
     if topology:
@@ -145,7 +145,8 @@ def _draw(args: Args, config: Config, topology: Any, notes: list[str]) -> dict[s
         grid = grid_of_count(args.devices, choice.sizes)
     else:
         grid = grid_of_devices(make_mesh(choice.text, found))
-    layout = describe(config, grid, where, choice.why, machine.device_bytes, dtype)
+    most_tokens = MICRO_TOKENS.get(platform)
+    layout = describe(config, grid, where, choice.why, machine.device_bytes, dtype, most_tokens)
     if not args.json:
         from rich.console import Console
 

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 from podling.errors import InputError, Problem
 from podling.parallel.hardware import accelerator
+from podling.startup import use_one_heap
 
 COUNT = "JAX_NUM_CPU_DEVICES"
 
@@ -31,6 +32,8 @@ def choose_platform(device: str) -> None:
         raise InputError(
             Problem(COUNT, f"{count!r} is no whole number from 1 up", f"for example {COUNT}=8, or unset it")
         )
+    if device in ("auto", "cpu") and accelerator() is None:
+        use_one_heap()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # C++ information and warnings
     if os.environ.get("JAX_PLATFORMS"):
         return

@@ -72,7 +72,9 @@ class Layout:
         return sum(row.device_bytes for row in self.rows if row.rests)
 
 
-def describe(config: Config, grid: Grid, where: str, why: str, memory_bytes: int, dtype: Any) -> Layout:
+def describe(
+    config: Config, grid: Grid, where: str, why: str, memory_bytes: int, dtype: Any, most_tokens: int | None = None
+) -> Layout:
     """Lay a model out.
 
     Args:
@@ -82,8 +84,9 @@ def describe(config: Config, grid: Grid, where: str, why: str, memory_bytes: int
         why: why this mesh.
         memory_bytes: all that one device has.
         dtype: compute precision.
+        most_tokens: of a micro-batch, see `plan_batch`.
     """
-    plan = plan_batch(config, grid.sizes, dtype.itemsize, memory_bytes)
+    plan = plan_batch(config, grid.sizes, dtype.itemsize, memory_bytes, most_tokens)
     rows = state_rows(config, grid.sizes) + step_rows(config, grid.sizes, plan, dtype)
     return Layout(
         model=config.model.preset,

@@ -15,7 +15,7 @@ from podling.config import Config
 from podling.data.batches import Batch
 from podling.parallel.mesh import batch_sharding
 from podling.train.batch_plan import BatchPlan
-from podling.train.lowering import lower_step
+from podling.train.lowering import compiled_here, lower_step
 from podling.train.rows import place
 from podling.train.setup import Setup
 from podling.train.step import DeviceBatch, TrainState, init_state
@@ -42,7 +42,7 @@ class Steps:
         self.setup, self._batches = setup, batches
         began_s = time.perf_counter()
         lowered = lower_step(setup.config, setup.mesh, setup.dtype, setup.plan.micro_batch, setup.plan.micro_steps)
-        self.compiled: jax.stages.Compiled = lowered.compile()
+        self.compiled: jax.stages.Compiled = compiled_here(lowered, setup.mesh)
         self.compile_s = time.perf_counter() - began_s
         self.state: TrainState = jax.jit(init_state, static_argnums=0)(setup.config)
 

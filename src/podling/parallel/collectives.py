@@ -32,6 +32,12 @@ def live(axis: str | None) -> bool:
     return axis in mesh.explicit_axes and mesh.shape[axis] > 1
 
 
+def platform() -> str:
+    """What a program is traced for: the platform of the ambient mesh, whose devices need not be here."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if device is None else device.platform
+
+
 def copied_over(axes: tuple[str, ...]) -> set[str]:
     """The mesh axes along which a stored parameter with these logical axes is copied."""
     split = {STORAGE[axis] for axis in axes}  # axes of one device are named like any other

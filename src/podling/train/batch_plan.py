@@ -40,7 +40,9 @@ def _rows_text(count: int) -> str:
     return f"{count} row{'' if count == 1 else 's'}"
 
 
-def plan_batch(config: Config, mesh_sizes: Mapping[str, int], itemsize: int, device_bytes: int) -> BatchPlan:
+def plan_batch(
+    config: Config, mesh_sizes: Mapping[str, int], itemsize: int, device_bytes: int, most_tokens: int | None = None
+) -> BatchPlan:
     """Derive micro-batch and accumulation from `batch_tokens`.
 
     Args:
@@ -49,6 +51,7 @@ def plan_batch(config: Config, mesh_sizes: Mapping[str, int], itemsize: int, dev
             over fsdp and tensor.
         itemsize: bytes of the compute dtype.
         device_bytes: memory of one device.
+        most_tokens: of a derived micro-batch, on each device; None: as many as fit.
 
     Raises:
         InputError: rows, or the micro-batch that was asked for, do not divide as they must.
@@ -58,6 +61,8 @@ def plan_batch(config: Config, mesh_sizes: Mapping[str, int], itemsize: int, dev
     context, rows, micro = config.model.context, _rows(config), config.train.micro_batch
     if not micro:
         sizes = [size for size in range(ways, rows + 1, ways) if rows % size == 0]
+        if most_tokens is not None:
+            sizes = [size for size in sizes if size * context <= most_tokens * ways] or sizes[:1]
         usable = USABLE * device_bytes
         fitting = [size for size in sizes if micro_batch_bytes(config, mesh_sizes, size, itemsize) <= usable]
         micro = max(fitting, default=min(sizes))

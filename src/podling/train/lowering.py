@@ -12,6 +12,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podling.config import Config
 from podling.parallel.mesh import batch_sharding
+from podling.startup import keep_memory
+from podling.train.batch_plan import machine_memory_bytes
 from podling.train.step import DeviceBatch, TrainState, init_state, make_train_step
 from podling.tuning import settled
 
@@ -37,6 +39,15 @@ def abstract_batch(config: Config, mesh: Mesh, micro_batch: int, micro_steps: in
     shape = (micro_steps, micro_batch, config.model.context)
     tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding)
     return DeviceBatch(tokens, tokens, jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding))
+
+
+def compiled_here(lowered: Any, mesh: Mesh) -> jax.stages.Compiled:
+    """Compile the step for this process's devices; on CPUs, the memory that it takes is kept from one to the next."""
+    compiled = lowered.compile()
+    found = compiled.memory_analysis()
+    if found is not None and mesh.devices.flat[0].platform == "cpu":
+        keep_memory(found.temp_size_in_bytes * len(mesh.local_devices), machine_memory_bytes())
+    return compiled
 
 
 def lower_step(

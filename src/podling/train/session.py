@@ -16,7 +16,7 @@ from podling.parallel.device import Peak, peak_flops
 from podling.parallel.mesh import batch_sharding
 from podling.train.batch_plan import BatchPlan
 from podling.train.evaluate import Evaluator
-from podling.train.lowering import abstract_batch, abstract_state
+from podling.train.lowering import abstract_batch, abstract_state, compiled_here
 from podling.train.progress import Reporter
 from podling.train.retrace import TraceCounter
 from podling.train.rows import checksum, device_checksum, place, rows_here
@@ -129,7 +129,7 @@ class Session:
         types does both, and is counted.
         """
         batch = abstract_batch(self.config, self.mesh, self.plan.micro_batch, self.plan.micro_steps)
-        return self.train_step.lower(self.abstract_state(), batch).compile()
+        return compiled_here(self.train_step.lower(self.abstract_state(), batch), self.mesh)
 
     def put(self, batch: Batch) -> DeviceBatch:
         """Lay a batch out over the mesh: this process's rows go to its devices."""

@@ -13,7 +13,7 @@ from podling.parallel.mesh import make_mesh
 from podling.train.auto_mesh import Machine, joined, settle_mesh
 from podling.train.batch_plan import BatchPlan, device_memory_bytes, plan_batch
 from podling.train.flops import flops_per_token
-from podling.tuning import Choice, choices, settled
+from podling.tuning import MICRO_TOKENS, Choice, choices, settled
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Setup:
         memory_bytes = device_bytes or device_memory_bytes(_here(devices))
         choice = settle_mesh(config, Machine(len(devices), joined(devices), memory_bytes), dtype.itemsize)
         mesh = make_mesh(choice.text, devices)
-        plan = plan_batch(config, mesh.shape, dtype.itemsize, memory_bytes)
+        plan = plan_batch(config, mesh.shape, dtype.itemsize, memory_bytes, MICRO_TOKENS.get(platform))
         return cls(config, devices, mesh, choice.why, plan, dtype, chosen)
 
     @property
