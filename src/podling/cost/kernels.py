@@ -24,15 +24,15 @@ class Scheduled:
 
 SCHEDULED = (
     Scheduled("v5e", 128, 2, 378, 593),
-    Scheduled("v5e", 256, 2, 722, 1164),
-    Scheduled("v5e", 512, 2, 1698, 2687),
-    Scheduled("v5e", 1024, 2, 5115, 8583),
-    Scheduled("v5e", 2048, 2, 17523, 30530),
+    Scheduled("v5e", 256, 2, 656, 1088),
+    Scheduled("v5e", 512, 2, 1580, 2596),
+    Scheduled("v5e", 1024, 2, 4677, 8400),
+    Scheduled("v5e", 2048, 2, 15590, 30754),
     Scheduled("v6e", 128, 2, 328, 583),
-    Scheduled("v6e", 256, 2, 574, 910),
-    Scheduled("v6e", 512, 2, 1282, 2003),
-    Scheduled("v6e", 1024, 2, 3564, 5761),
-    Scheduled("v6e", 2048, 2, 12306, 19720),
+    Scheduled("v6e", 256, 2, 603, 910),
+    Scheduled("v6e", 512, 2, 1266, 1959),
+    Scheduled("v6e", 1024, 2, 3252, 5777),
+    Scheduled("v6e", 2048, 2, 10154, 19503),
 )
 
 

@@ -12,6 +12,7 @@ that the compiler schedules for these kernels, for JAX's own and for other block
 """
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -28,8 +29,10 @@ from podling.model.remat import ATTENDED
 LANES = 128
 LOG2_E = math.log2(math.e)
 HIDDEN = -1e30  # a score above the diagonal
-FORWARD_BLOCK = 256
+FORWARD_BLOCK = 128
 """Queries at a time of the forward pass; the backward pass takes as many keys as the matrix unit has columns."""
+AHEAD = 3
+"""Blocks whose scores are asked for before they are needed."""
 
 Tile = Float[Array, "B T N"]
 
@@ -238,15 +241,14 @@ def _backward_kernel(
 
 
 def _ahead(starts: Iterable[int], heads: int, scores_of: Callable[[int, int], Any]) -> Iterator[tuple[int, int, Any]]:
-    """Every block of every head with its scores, those of the next one asked for before it is worked on.
+    """Every block of every head with its scores, those of the next ones asked for before it is worked on.
 
     The compiler keeps to the order in which operations are written: so the matrix unit has products to make while the
     vector unit computes exponentials.
     """
     units = [(start, head) for start in starts for head in range(heads)]
-    following = scores_of(*units[0])
+    asked = deque(scores_of(*unit) for unit in units[:AHEAD])
     for index, (start, head) in enumerate(units):
-        scores = following
-        if index + 1 < len(units):
-            following = scores_of(*units[index + 1])
-        yield start, head, scores
+        if index + AHEAD < len(units):
+            asked.append(scores_of(*units[index + AHEAD]))
+        yield start, head, asked.popleft()
