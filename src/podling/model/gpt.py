@@ -58,7 +58,7 @@ def forward(
     with jax.named_scope("embedding"):
         x = embed(params, tokens, None, cfg, dtype)
         x = dropout(x, cfg.dropout, None if dropout_key is None else jax.random.fold_in(dropout_key, cfg.layers))
-    # Nothing to compute again: the marks of a checkpoint would only keep XLA from fusing across them (CPU: 5%).
+    # Nothing to compute again: the marks of a checkpoint would only keep XLA from fusing across them.
     plain = form.remat == "none" and form.layers == "unroll" and platform() == "cpu"
     one_layer = layer if plain and not (live("fsdp") or live("tensor")) else rematerialised(layer, form.remat)
     if form.layers == "unroll":
