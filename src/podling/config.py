@@ -119,8 +119,8 @@ class TrainConfig:
     """Seeds initialisation, data order and dropout."""
     dtype: Annotated[Literal["auto", "float32", "bfloat16"], flat("dtype")] = "auto"
     """Compute precision; master weights and loss stay float32. auto: bfloat16 on TPU and GPU, float32 on CPU."""
-    remat: Literal["none", "dots", "full"] = "none"
-    """What the backward pass recomputes: nothing, all but matmul results, or whole blocks."""
+    remat: Literal["auto", "none", "dots", "full"] = "auto"
+    """What the backward pass recomputes: nothing, all but matmul results, or whole blocks; auto chooses."""
     attention: Literal["auto", "reference", "fused", "splash", "cudnn"] = "auto"
     """How attention is computed: reference (plain softmax), fused or splash (TPU kernels), cudnn (GPU kernel); auto
     chooses."""

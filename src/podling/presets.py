@@ -40,7 +40,7 @@ def _laptop(
 
 
 def _gpt2(
-    name: str, about: str, *, layers: int, heads: int, embed: int, lr: float, remat: Any, steps: int = 19073
+    name: str, about: str, *, layers: int, heads: int, embed: int, lr: float, remat: Any = "auto", steps: int = 19073
 ) -> Preset:
     """One of GPT-2's sizes: 1024 positions, its own tokenizer, 10 billion tokens in steps of 524288."""
     model = ModelConfig(preset=name, layers=layers, heads=heads, embed=embed, mlp=4 * embed, context=1024)
@@ -85,11 +85,11 @@ PRESETS: dict[str, Preset] = {
         "gpt2",
         "One accelerator or more. 124M parameters. The same recipe is published at 3.28 nats per token on FineWeb "
         "after 10 billion tokens (llm.c, discussion 481).",
-        layers=12, heads=12, embed=768, lr=6e-4, remat="dots",
+        layers=12, heads=12, embed=768, lr=6e-4,
     ),
     "gpt2-medium": _gpt2(
         "gpt2-medium", "Several accelerators. 355M parameters.",
-        layers=24, heads=16, embed=1024, lr=3e-4, remat="dots",
+        layers=24, heads=16, embed=1024, lr=3e-4,
     ),
     "gpt2-large": _gpt2(
         "gpt2-large", "Several accelerators. 774M parameters.",

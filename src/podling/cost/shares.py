@@ -11,6 +11,7 @@ from podling.config import Config, ModelConfig
 from podling.cost.records import Layout
 from podling.errors import raise_if
 from podling.model.fit import padded_vocab
+from podling.model.form import Form
 from podling.model.spec import param_specs
 from podling.parallel.axes import batch_ways, read_mesh
 from podling.parallel.rules import STORAGE
@@ -27,6 +28,8 @@ class Share:
     remat: str
     loss_chunk: int  # positions; never 0
     itemsize: int  # bytes of the compute dtype
+    kernel: bool = False  # attention never writes its scores to memory
+    unrolled: bool = False  # layers one after another, so that nothing is stacked
 
     @property
     def tokens(self) -> float:
@@ -37,6 +40,11 @@ class Share:
     def scores(self) -> float:
         """Attention scores of one layer: [rows, heads, context, context]."""
         return self.rows * self.model.heads * self.model.context**2 / self.sizes["tensor"]
+
+    @property
+    def seen_scores(self) -> float:
+        """Scores that go through memory."""
+        return 0.0 if self.kernel else self.scores
 
     @property
     def chunk_scores(self) -> float:
@@ -57,7 +65,7 @@ def share(config: Config, layout: Layout, itemsize: int) -> Share:
     """The share of each device.
 
     Args:
-        config: resolved (`vocab_size` known); its own layout is not looked at.
+        config: resolved (`vocab_size` known) and settled for the device; its own layout is not looked at.
         layout: the one in question.
         itemsize: bytes of the compute dtype.
 
@@ -74,6 +82,8 @@ def share(config: Config, layout: Layout, itemsize: int) -> Share:
         remat=layout.remat,
         loss_chunk=layout.loss_chunk or config.model.context,
         itemsize=itemsize,
+        kernel=Form.of(config.train).attention != "reference",
+        unrolled=Form.of(config.train).layers == "unroll",
     )
 
 

@@ -9,9 +9,10 @@ from podling.config import Config
 from podling.cost.records import Tensor
 from podling.cost.shares import Share
 from podling.model.fit import padded_vocab
+from podling.model.form import Form
 
-PROGRAM_BYTES = 20_000_000
-"""Instructions: 17 to 25 MB for GPT-2 on TPUs."""
+PROGRAM_BYTES, LAYER_PROGRAM_BYTES = 20_000_000, 14_000_000
+"""Instructions on TPUs: 17 to 25 MB for GPT-2 in a loop over layers; 340 MB for 24 layers one after another."""
 
 
 def step_tensors(mine: Share) -> list[Tensor]:
@@ -24,15 +25,16 @@ def step_tensors(mine: Share) -> list[Tensor]:
         _tensor("moments, two of each parameter", "moments", 8 * params, f32),
         _tensor(f"parameters in {compute}", "parameters", copies, f"{compute}[{params:,}]"),
         _tensor("what layers keep for the backward pass", "activations", layers * kept_bytes(mine), f"{layers} layers"),
-        _tensor("instructions", "program", PROGRAM_BYTES, ""),
+        _tensor("instructions", "program", PROGRAM_BYTES + mine.unrolled * layers * LAYER_PROGRAM_BYTES, ""),
     ]
     accumulates = mine.accumulation > 1
-    gradients = gradient_bytes(accumulates=accumulates) * params
+    each = 8 if accumulates and mine.unrolled else gradient_bytes(accumulates=accumulates)
+    gradients = each * params
     # When the loss is differentiated the only gradient is the table's; unless others are being added up.
     table = 4 * padded_vocab(mine.model) * mine.model.embed / (mine.sizes["fsdp"] * mine.sizes["tensor"])
     in_layer = [
         _tensor("gradients", "gradients", gradients, f32),
-        _tensor("one layer and its gradients", "temporary", layer_bytes(mine), f"f32[{mine.scores:,.0f}] and more"),
+        _tensor("one layer and its gradients", "temporary", layer_bytes(mine), "activations"),
     ]
     in_loss = [
         _tensor("gradients", "gradients", gradients if accumulates else table, f32),
@@ -82,20 +84,23 @@ def row_bytes(config: Config, itemsize: int) -> int:
     """Bytes that one sequence needs on a device of its own: what is kept for the backward pass, a layer, or logits."""
     chunk = max(0, config.train.loss_chunk) or config.model.context
     alone = {"data": 1, "fsdp": 1, "tensor": 1}
-    mine = Share(config.model, alone, 1, 1, config.train.remat, chunk, itemsize)
+    mine = Share(config.model, alone, 1, 1, Form.of(config.train).remat, chunk, itemsize)
     return round(config.model.layers * kept_bytes(mine) + max(layer_bytes(mine), logits_bytes(mine)))
 
 
 def kept_bytes(mine: Share) -> float:
     """Bytes that one layer's forward pass keeps for its backward pass.
 
-    `dots` keeps q, k, v, the two projections' sums and the MLP's hidden layer; `full` the layer's input.
+    `dots` keeps q, k, v, what a kernel attended to, the two projections' sums and the MLP's hidden layer; `full` the
+    layer's input.
     """
     model, item = mine.model, mine.itemsize
     if mine.remat == "full":
         return item * mine.tokens * model.embed
+    if mine.kernel and mine.unrolled and mine.remat == "none":  # the compiler makes LayerNorms and GELU again
+        return item * mine.tokens * (6 * model.embed + model.mlp)
     if mine.remat == "dots":
-        return item * mine.tokens * (5 * model.embed + model.mlp)
+        return item * mine.tokens * ((6 if mine.kernel else 5) * model.embed + model.mlp)
     return _everything(mine)
 
 
@@ -106,7 +111,7 @@ def _everything(mine: Share) -> float:
     six more of width embed in float32 (LayerNorm), and scores once in float32 and once as they are multiplied.
     """
     model, item = mine.model, mine.itemsize
-    return mine.tokens * (model.embed * (6 * item + 24) + model.mlp * 6 * item) + mine.scores * (4 + item)
+    return mine.tokens * (model.embed * (6 * item + 24) + model.mlp * 6 * item) + mine.seen_scores * (4 + item)
 
 
 def layer_bytes(mine: Share) -> float:
@@ -115,8 +120,8 @@ def layer_bytes(mine: Share) -> float:
     8 rows of gpt2 on v5e: 1.99 GB with dots, 1.15 with full, 0.90 with none.
     """
     computed = {
-        "none": 8 * mine.scores,
-        "dots": _everything(mine) + 8 * mine.scores,
+        "none": 8 * mine.seen_scores,
+        "dots": _everything(mine) + 8 * mine.seen_scores,
         "full": _everything(mine),
     }
     return computed[mine.remat] + _gathered_bytes(mine)

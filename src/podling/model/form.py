@@ -24,6 +24,6 @@ class Form:
         return cls(
             attention=plain.attention if train.attention == "auto" else train.attention,
             layers=plain.layers if train.layer_loop == "auto" else train.layer_loop,
-            remat=train.remat,
+            remat=plain.remat if train.remat == "auto" else train.remat,
             loss_chunk=max(0, train.loss_chunk),
         )

@@ -60,7 +60,8 @@ def forward(
         x = dropout(x, cfg.dropout, None if dropout_key is None else jax.random.fold_in(dropout_key, cfg.layers))
     # Nothing to compute again: the marks of a checkpoint would only keep XLA from fusing across them.
     plain = form.remat == "none" and form.layers == "unroll" and platform() == "cpu"
-    one_layer = layer if plain and not (live("fsdp") or live("tensor")) else rematerialised(layer, form.remat)
+    plain = plain and not (live("fsdp") or live("tensor"))
+    one_layer = layer if plain else rematerialised(layer, form.remat, in_loop=form.layers == "scan")
     if form.layers == "unroll":
         for index in range(cfg.layers):
             x, _ = one_layer(x, (jax.tree.map(lambda leaf: leaf[index], params.blocks), jnp.int32(index)))  # noqa: B023

@@ -17,18 +17,20 @@ _products = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
 _named = jax.checkpoint_policies.save_only_these_names(SUMMED, STATISTICS, ATTENDED)
 
 
-def rematerialised(layer: Callable[..., Any], remat: str) -> Callable[..., Any]:
+def rematerialised(layer: Callable[..., Any], remat: str, *, in_loop: bool = True) -> Callable[..., Any]:
     """The same function, its backward pass recomputing what `remat` says.
 
     Whatever is kept, gathered weights and sequences are not: kept over a scan they would add up to whole copies of what
     the mesh splits. They are gathered again.
 
     Args:
-        layer: the body of a scan over layers.
+        layer: one layer.
         remat: `none` keeps every result, `dots` those of matrix products, `full` only the layer's input.
+        in_loop: whether the layer is the body of a scan over layers.
     """
-    # Inside a scan there is nothing that common-subexpression elimination could merge with.
-    checkpoint = partial(jax.checkpoint, layer, prevent_cse=False)
+    # Inside a loop there is nothing that common-subexpression elimination could merge with; with layers one after
+    # another it would find that what is computed again has been computed before, and keep that.
+    checkpoint = partial(jax.checkpoint, layer, prevent_cse=not in_loop and remat != "none")
     if remat == "full":
         return checkpoint()
     if remat == "dots":

@@ -92,7 +92,7 @@ def make_plan(
 
 def estimated(config: Config, layout: Layout, target: Target, itemsize: int) -> Option:
     """A layout with its analytic estimates."""
-    inside = with_layout(config, layout)
+    inside = settled(with_layout(config, layout), target.platform, target.chip.device_kind)
     hbm = estimate_hbm(inside, layout, target.chip, itemsize)
     hbm = replace(hbm, limit_bytes=target.device_bytes)
     return Option(layout, hbm, estimate_time(inside, layout, target.devices, target.chip, itemsize, target.joined))

@@ -60,7 +60,7 @@ def layouts(config: Config, target: Target, held: frozenset[str]) -> list[Layout
     """
     train, context = config.train, config.model.context
     rows = train.batch_tokens // context
-    remats = (train.remat,) if "--train.remat" in held else REMAT
+    remats = (train.remat,) if "--train.remat" in held and train.remat != "auto" else REMAT
     chunks = (train.loss_chunk,) if "--train.loss-chunk" in held and train.loss_chunk >= 0 else _chunks(context)
     found = []
     for mesh in _meshes(config, target, held):
