@@ -16,6 +16,7 @@ from podling.layout.svg import picture
 from podling.parallel.axes import read_mesh
 from podling.presets import PRESETS
 from podling.topology import parse_topology
+from podling.tuning import settled
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -32,6 +33,7 @@ def drawn(model: str, chips: str, mesh: str, memory_bytes: int = 0):
     if chips:
         parsed = parse_topology(chips)
         grid, memory_bytes = grid_of_topology(parsed, sizes), memory_bytes or parsed.device_bytes
+        config = settled(config, "tpu", parsed.chip.device_kind)
     else:
         grid = grid_of_count(math.prod(sizes.values()), sizes)
     layout = describe(config, grid, chips or "8 x <cpu> & more", "", memory_bytes, jnp.dtype("bfloat16"))

@@ -63,6 +63,8 @@ UNCUT = 1.25
 """The compiler makes an all-reduce, of twice the bytes, of the qkv kernel's reduce-scatter: a quarter of a layer."""
 SLOWNESS = {"v5p": 1.25, "v6e": 0.88}
 """Time of such a pass on a TPU, with what vector units add, against the passes above; 0.95 for the others."""
+KERNEL_SLOWNESS = {"v6e": 1.9}
+"""The same where attention is a kernel: what is left are logits in float32, sums over rows and the optimizer."""
 AT_FULL_BANDWIDTH = 0.6
 """Part of the passes that are left where nothing but memory slows them down."""
 
@@ -117,7 +119,7 @@ def estimate_time(
     micro = mine.accumulation
     if chip.platform == "cpu":
         chip = replace(chip, peak_flops=CPU_FLOPS, hbm_bytes_per_s=CPU_BYTES_PER_S)
-    pass_s = _slowness(chip) / chip.hbm_bytes_per_s
+    pass_s = _slowness(chip, mine) / chip.hbm_bytes_per_s
     peak = _peak(chip, itemsize)
     matmul_s = micro * (_flops(mine) / MATMUL + _kernel_flops(mine) / KERNEL.get(chip.name, 0.5)) / peak
     compute_s = micro * _stream_bytes(mine) * pass_s
@@ -144,7 +146,7 @@ def estimate_time(
     return StepTime(step_s, (low * step_s, high * step_s), parts, words)
 
 
-def _slowness(chip: Chip) -> float:
+def _slowness(chip: Chip, mine: Share) -> float:
     """Time of a pass, of those that the compiler counts for v5e.
 
     Calibration shortens cycles, but no pass through memory: of 8 rows of gpt2 on v5e all but matrix products takes
@@ -153,7 +155,8 @@ def _slowness(chip: Chip) -> float:
     if chip.platform != "tpu":
         return AT_FULL_BANDWIDTH
     factor = calibration(chip.name).factor
-    return SLOWNESS.get(chip.name, 0.95) * (0.5 + 0.5 * factor**2.6)
+    slowness = (KERNEL_SLOWNESS if mine.kernel else SLOWNESS).get(chip.name, 0.95)
+    return slowness * (0.5 + 0.5 * factor**2.6)
 
 
 def _peak(chip: Chip, itemsize: int) -> float:

@@ -121,11 +121,8 @@ def _why(config: Config, machine: Machine, sizes: dict[str, int], needed: Need) 
     planned = f"of a device's {device} podling plans with three quarters ({show_binary(usable)})"
     if needed.total > usable:
         train = config.train
-        saves = [
-            flag
-            for flag, on in (("--train.remat full", train.remat == "full"), ("--train.loss-chunk", train.loss_chunk))
-            if not on
-        ]
+        on = {"--train.remat full": train.remat == "full", "--train.loss-chunk": train.loss_chunk > 0}
+        saves = [flag for flag in on if not on[flag]]
         advice = (
             " and ".join(saves) if saves and needed.held < usable else "more devices, or a smaller model, would help"
         )

@@ -11,6 +11,7 @@ from podling.cost.shares import share
 from podling.cost.step_bytes import needed_bytes
 from podling.errors import raise_if
 from podling.model.fit import batch_problems
+from podling.model.form import Form
 from podling.parallel.axes import batch_ways, mesh_text
 
 USABLE = 0.75
@@ -75,9 +76,8 @@ def _rows(config: Config) -> int:
 
 def micro_batch_bytes(config: Config, mesh_sizes: Mapping[str, int], micro_batch: int, itemsize: int) -> int:
     """Estimated bytes that each device needs for a step in micro-batches of this many rows over all devices."""
-    layout = Layout(
-        mesh_text(mesh_sizes), micro_batch, _rows(config) // micro_batch, config.train.remat, config.train.loss_chunk
-    )
+    form = Form.of(config.train)
+    layout = Layout(mesh_text(mesh_sizes), micro_batch, _rows(config) // micro_batch, form.remat, form.loss_chunk)
     return needed_bytes(share(config, layout, itemsize))
 
 
