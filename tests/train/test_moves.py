@@ -15,7 +15,7 @@ from podling.config import Config, ModelConfig
 from podling.errors import Interrupted
 from podling.run.checkpoint import hash_state
 from podling.run.metrics import read_records
-from podling.train import devices, session
+from podling.train import devices, setup
 from podling.train.beginning import layout_changes
 from podling.train.start import train
 
@@ -30,7 +30,7 @@ def seen():
 
 def part(config: Config, monkeypatch, chips: int, stop_at: int | None = None) -> Collector:
     """One session of a run on the first `chips` devices, to its end or stopped by SIGTERM at a step."""
-    for module in (session, devices):
+    for module in (setup, devices):
         monkeypatch.setattr(module, "select_devices", lambda asked: jax.devices()[:chips])
 
     def stop(step: int) -> None:
