@@ -240,7 +240,7 @@ def test_a_warm_up_is_judged_by_the_steps_of_the_budget(capfd: pytest.CaptureFix
     args = ("--model", "gpt2", "--chip", "8xh100", "--optimizer.warmup-steps", "20000")
     code, found, _ = call(capfd, *args, "--budget", "9h")
     assert code == 0 and found["steps"] > 20000 and "--optimizer.warmup-steps 20000" in found["command"]
-    code, found, _ = call(capfd, *args, "--budget", "1h")
+    code, found, _ = call(capfd, *args, "--budget", "20m")
     assert code == 2 and "that the budget has time for" in json.dumps(found)
     code, found, _ = call(capfd, *args)
     assert code == 2 and "longer than the run of 19073" in json.dumps(found)

@@ -153,7 +153,7 @@ def test_a_weight_gathered_over_devices_is_a_parameter_and_its_gradient_a_gradie
 def test_on_a_real_step_of_this_machine(remat):
     config = Config(  # sizes all different, so that no shape is mistaken for another
         model=ModelConfig(layers=3, heads=2, embed=64, mlp=192, context=48, vocab_size=500),
-        train=TrainConfig(batch_tokens=48 * 14, micro_batch=7, remat=remat, loss_chunk=16),
+        train=TrainConfig(batch_tokens=48 * 14, micro_batch=7, remat=remat, loss_chunk=16, layer_loop="scan"),
     )
     mesh = make_mesh("data=1", jax.devices()[:1])
     with jax.set_mesh(mesh):
