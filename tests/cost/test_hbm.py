@@ -149,6 +149,19 @@ def test_a_weight_gathered_over_devices_is_a_parameter_and_its_gradient_a_gradie
     }
 
 
+def test_with_layers_apart_what_the_backward_pass_reads_is_kept_for_it():
+    config = Config(
+        model=ModelConfig(layers=3, heads=2, embed=64, mlp=192, context=48, vocab_size=500),
+        train=TrainConfig(batch_tokens=48 * 7, micro_batch=7, remat="none", loss_chunk=16, layer_loop="unroll"),
+    )
+    mesh = make_mesh("data=1", jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        compiled = lower_step(config, mesh, jnp.float32, 7, 1).compile()
+    found = hbm_of(read_program(compiled.as_text()), memory_stats(compiled), 1 << 40)
+    scores, hidden = 3 * 7 * 2 * 48 * 48 * 4, 3 * 7 * 48 * 192 * 4
+    assert scores + hidden < found.by_category["activations"] < 0.7 * found.total_bytes
+
+
 @pytest.mark.parametrize("remat", ["none", "dots"])
 def test_on_a_real_step_of_this_machine(remat):
     config = Config(  # sizes all different, so that no shape is mistaken for another

@@ -58,6 +58,10 @@ class Names:
             return "parameters", f"{param}, in {buffer.shape.dtype}"
         if self.vocab in dims and any("loss" in source for source in sources):
             return "logits", "gradient of the logits" if backward else "logits"
+        # The backward pass may write over what it has read: what made an array says whose it is.
+        made = [source for source in sources if "jvp(" in source and "transpose(jvp" not in source]
+        if made and (forward or "transpose(jvp" not in buffer.made_by.op_name) and self._read_backward(buffer):
+            return "activations", words(made, dims, self.hidden)
         return "temporary", words(sources, dims, self.hidden)
 
     def _param(self, dims: tuple[int, ...]) -> str:
@@ -78,6 +82,19 @@ class Names:
         turns = {self.program.times[computation] // self.program.times[buffer.computation] for computation, _ in
                  buffer.written_by if computation != buffer.computation}  # fmt: skip
         return bool(turns) and buffer.shape.dims[:1] == (max(turns),)
+
+    def _read_backward(self, buffer: Buffer) -> bool:
+        """Whether the backward pass of layers that run one after another reads it."""
+        here = self.program.computations[buffer.computation]
+        same, found = {buffer.made_by.name}, False
+        for user in here.values():  # in the order of the schedule: what is read was made before
+            if same.isdisjoint(user.operands):
+                continue
+            if user.opcode in COPIES or "ConcatBitcast" in user.attributes:
+                same.add(user.name)
+            inside = self.program.computations.get(dict(user.calls).get("calls", ""), {})
+            found |= any("transpose(jvp" in each.op_name for each in (user, *inside.values()))
+        return found
 
     def _sources(self, buffer: Buffer) -> list[str]:
         """Which lines of the traced program make or fill it."""
