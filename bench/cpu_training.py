@@ -14,8 +14,8 @@ that stays; in a round each takes the steps of one sample, one system at a time.
 the smallest and largest, and memory: the peak while stepping, and of the whole process with compiling. A system's
 first loss must be that of an untrained model, ln(vocabulary), and its last one lower.
 
-A row is met when podling reaches the target against the fastest peer, with at most 1.2 times its memory, and no peer
-was left out. Rounds may be spread over several calls: --samples FILE keeps them, and the table is made of all it holds.
+A row is met when podling reaches the target against the fastest peer, of the character models with at most 1.2
+times its memory, and no peer was left out. Rounds may be spread over several calls: --samples FILE keeps them, and the table is made of all it holds.
 --warm only fills the caches of the compilers, so that the next call spends its time on steps.
 --variant NAME=WORDS adds podling once more: VAR=VALUE words are its environment, the rest flags of `podling train`.
 """
@@ -42,8 +42,8 @@ from work import Work
 WORKS = {
     work.name: work
     for work in (
-        Work("char", 4, 4, 128, 65, rows=12, context=64, warmup_steps=20, target=1.15),
-        Work("char-6l", 6, 6, 384, 65, rows=64, context=256, warmup_steps=2, target=1.15),
+        Work("char", 4, 4, 128, 65, rows=12, context=64, warmup_steps=20, target=1.15, most_memory=1.2),
+        Work("char-6l", 6, 6, 384, 65, rows=64, context=256, warmup_steps=2, target=1.15, most_memory=1.2),
         Work("gpt2-b4", 12, 12, 768, 50257, rows=4, context=64, warmup_steps=2, target=1.5),
         Work("gpt2-b2", 12, 12, 768, 50257, rows=2, context=512, warmup_steps=2, target=1.5),
     )

@@ -30,6 +30,8 @@ class Work:
     """Steps before the clock, two at least: the first compiles or allocates, the last says how long a sample is."""
     target: float
     """Tokens/s that podling is to reach, as a multiple of the best peer's."""
+    most_memory: float | None = None
+    """Times the best peer's peak while stepping, at most; None where no limit is set."""
     threads: int = 0
     tokens: str = ""
     """File of int32 [batches, rows, context + 1]."""
