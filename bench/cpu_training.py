@@ -15,7 +15,8 @@ the smallest and largest, and memory: the peak while stepping, and of the whole 
 first loss must be that of an untrained model, ln(vocabulary), and its last one lower.
 
 A row is met when podling reaches the target against the fastest peer, of the character models with at most 1.2
-times its memory, and no peer was left out. Rounds may be spread over several calls: --samples FILE keeps them, and the table is made of all it holds.
+times its memory, and no peer was left out. Rounds may be spread over several calls: --samples FILE keeps them, and the
+table is made of all it holds.
 --warm only fills the caches of the compilers, so that the next call spends its time on steps.
 --variant NAME=WORDS adds podling once more: VAR=VALUE words are its environment, the rest flags of `podling train`.
 """
