@@ -41,3 +41,8 @@ def attention_problem(which: str, length: int, head_dim: int, dropout: float, dt
     if TILE % head_dim and head_dim % TILE:
         return f"fused attention cannot take a head_dim of {head_dim}", f"a divisor or a multiple of {TILE}"
     return "", ""
+
+
+def block(length: int, largest: int) -> int:
+    """The largest whole number of tiles, up to `largest`, that divides a sequence of `length`, a multiple of a tile."""
+    return next(size for size in range(min(largest, length), 0, -TILE) if length % size == 0)

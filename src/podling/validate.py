@@ -160,7 +160,7 @@ def _warmup(config: Config, bad: set[str]) -> list[Problem]:
     train, warmup = config.train, config.optimizer.warmup_steps
     if {"--steps", "--tokens", "--batch-tokens", "--optimizer.warmup-steps"} & bad:
         return []
-    steps = -(-train.tokens // train.batch_tokens) if train.tokens else train.steps
+    steps = train.total_steps
     if warmup <= steps:
         return []
     what = f"a warm-up of {warmup} steps is longer than the run of {steps}"

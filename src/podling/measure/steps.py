@@ -4,7 +4,6 @@ import dataclasses
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import count
 from typing import Any
 
@@ -13,12 +12,11 @@ import numpy as np
 
 from podling.config import Config
 from podling.data.batches import Batch
-from podling.parallel.mesh import batch_sharding
 from podling.train.batch_plan import BatchPlan
-from podling.train.lowering import compiled_here, lower_step
-from podling.train.rows import place
+from podling.train.lowering import compiled_here, initial_state, lower_step
+from podling.train.rows import put_batch
 from podling.train.setup import Setup
-from podling.train.step import DeviceBatch, TrainState, init_state
+from podling.train.step import DeviceBatch, TrainState
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Steps:
         lowered = lower_step(setup.config, setup.mesh, setup.dtype, setup.plan.micro_batch, setup.plan.micro_steps)
         self.compiled: jax.stages.Compiled = compiled_here(lowered, setup.mesh)
         self.compile_s = time.perf_counter() - began_s
-        self.state: TrainState = jax.jit(init_state, static_argnums=0)(setup.config)
+        self.state: TrainState = initial_state(setup.config, setup.mesh)
 
     def take(self, steps: int, until_s: float = float("inf")) -> list[Taken]:
         """Take so many steps, or fewer, but one, if time is up.
@@ -72,12 +70,7 @@ class Steps:
 
     def put(self, batch: Batch) -> DeviceBatch:
         """Lay a batch out over the mesh."""
-        arrays = (batch.inputs, batch.targets, batch.weights)
-        return DeviceBatch(*place(arrays, self._layout, self.setup.plan.micro_batch, axis=1))
-
-    @cached_property
-    def _layout(self) -> Any:
-        return batch_sharding(self.setup.mesh, "micro", "batch", "sequence")
+        return put_batch(batch, self.setup.mesh, self.setup.plan.micro_batch)
 
 
 def _read(metrics: Any, wait_s: float) -> Taken:

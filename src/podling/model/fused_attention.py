@@ -24,9 +24,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
 
+from podling.kernels import TILE, block
 from podling.model.remat import ATTENDED
 
-LANES = 128
 LOG2_E = math.log2(math.e)
 HIDDEN = -1e30  # a score above the diagonal
 FORWARD_BLOCK = 128
@@ -76,7 +76,7 @@ def _forward(q: Tile, k: Tile, v: Tile, heads: int, interpret: bool) -> tuple[Ti
     shape = _Shape(q, heads)
     log_sum = jax.ShapeDtypeStruct((shape.batch, shape.tiles, shape.group, shape.length), jnp.float32)
     return pl.pallas_call(
-        partial(_forward_kernel, shape=shape, block=shape.block(FORWARD_BLOCK)),
+        partial(_forward_kernel, shape=shape, block=block(shape.length, FORWARD_BLOCK)),
         grid=(shape.batch, shape.tiles),
         in_specs=[shape.tile] * 3,
         out_specs=[shape.tile, shape.column],
@@ -94,7 +94,7 @@ def _backward(
     q = saved[0]
     shape = _Shape(q, heads)
     return pl.pallas_call(
-        partial(_backward_kernel, shape=shape, block=shape.block(mxu_size)),
+        partial(_backward_kernel, shape=shape, block=block(shape.length, mxu_size)),
         grid=(shape.batch, shape.tiles),
         in_specs=[shape.tile] * 4 + [shape.column, shape.tile],
         out_specs=[shape.tile] * 3,
@@ -113,17 +113,13 @@ class _Shape:
     def __init__(self, q: Tile, heads: int):
         self.batch, self.length, self.features = q.shape
         self.heads, self.size, self.dtype = heads, self.features // heads, q.dtype
-        self.width = min(self.features, max(LANES, self.size))
+        self.width = min(self.features, max(TILE, self.size))
         self.group = self.width // self.size  # heads that share a tile
         self.tiles = -(-self.features // self.width)
         self.ragged = self.features % self.width != 0  # the last tile holds fewer heads
         self.scale = self.size**-0.5
         self.tile = pl.BlockSpec((None, self.length, self.width), lambda b, tile: (b, 0, tile))
         self.column = pl.BlockSpec((None, None, self.group, self.length), lambda b, tile: (b, tile, 0, 0))
-
-    def block(self, largest: int) -> int:
-        """The largest whole number of tiles, up to `largest`, that divides the sequence."""
-        return next(size for size in range(min(largest, self.length), 0, -LANES) if self.length % size == 0)
 
     def rows(self, head: int) -> slice:
         """A head's features where they lie along the first axis."""

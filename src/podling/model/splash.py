@@ -12,8 +12,8 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jaxtyping import Array, Float
 
-LANES = 128
-"""Blocks are whole tiles, so the sequence must be a multiple of it."""
+from podling.kernels import block
+
 FORWARD, BACKWARD = 512, 512
 """Largest blocks of queries and keys. Larger ones skip less of what the mask hides, smaller ones start more often."""
 
@@ -34,11 +34,6 @@ def splash_attention(
     by_head = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
     kernel = _kernel(length, heads, interpret)
     return jnp.swapaxes(jax.vmap(kernel)(*by_head), 1, 2)
-
-
-def block(length: int, largest: int) -> int:
-    """The largest whole number of tiles, up to `largest`, that divides the sequence."""
-    return next(size for size in range(min(largest, length), 0, -LANES) if length % size == 0)
 
 
 def _kernel(length: int, heads: int, interpret: bool) -> Any:

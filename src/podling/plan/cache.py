@@ -25,6 +25,7 @@ from podling.files import atomic_write, writing
 PROGRAM_SOURCE = (
     "model",
     "tuning.py",
+    "kernels.py",
     *(f"parallel/{name}.py" for name in ("axes", "collectives", "mesh", "rules")),
     *(f"train/{name}.py" for name in ("lowering", "optimizer", "schedule", "step")),
 )

@@ -5,7 +5,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
+
+from podling.data.batches import Batch
+from podling.parallel.mesh import batch_sharding
+from podling.train.step import DeviceBatch
 
 
 def rows_here(sharding: NamedSharding, rows: int, axis: int) -> list[int]:
@@ -34,6 +38,22 @@ def place(arrays: Any, sharding: NamedSharding, rows: int, axis: int) -> Any:
     shape = list(jax.tree.leaves(arrays)[0].shape)
     shape[axis] = rows
     return jax.make_array_from_process_local_data(sharding, arrays, tuple(shape))
+
+
+def batch_layout(mesh: Mesh) -> NamedSharding:
+    """Where a step's sequences lie."""
+    return batch_sharding(mesh, "micro", "batch", "sequence")
+
+
+def put_batch(batch: Batch, mesh: Mesh, rows: int) -> DeviceBatch:
+    """Lay a batch out over the mesh: this process's rows go to its devices.
+
+    Args:
+        batch: the rows of `rows_here`.
+        mesh: of all processes.
+        rows: of a whole micro-batch.
+    """
+    return DeviceBatch(*place((batch.inputs, batch.targets, batch.weights), batch_layout(mesh), rows, axis=1))
 
 
 def checksum(tokens: Any, xp: Any = np) -> Any:

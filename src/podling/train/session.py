@@ -13,15 +13,14 @@ from podling.data.shards import Prepared
 from podling.model.form import Form
 from podling.parallel.axes import mesh_text
 from podling.parallel.device import Peak, peak_flops
-from podling.parallel.mesh import batch_sharding
 from podling.train.batch_plan import BatchPlan
 from podling.train.evaluate import Evaluator
-from podling.train.lowering import abstract_batch, abstract_state, compiled_here
+from podling.train.lowering import abstract_batch, abstract_state, compiled_here, initial_state
 from podling.train.progress import Reporter
 from podling.train.retrace import TraceCounter
-from podling.train.rows import checksum, device_checksum, place, rows_here
+from podling.train.rows import batch_layout, checksum, device_checksum, put_batch, rows_here
 from podling.train.setup import Setup
-from podling.train.step import DeviceBatch, StepMetrics, TrainState, init_state, make_train_step
+from podling.train.step import DeviceBatch, StepMetrics, TrainState, make_train_step
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class Session:
             rows=plan.micro_batch,
             micro_steps=plan.micro_steps,
             seed=config.train.seed,
-            mine=rows_here(_layout(mesh), plan.micro_batch, axis=1),
+            mine=rows_here(batch_layout(mesh), plan.micro_batch, axis=1),
         )
         if batches.note:
             reporter.say(f"data: {batches.note}")
@@ -114,9 +113,7 @@ class Session:
 
     def init_state(self) -> TrainState:
         """The state at step 0, every leaf born where it is stored."""
-        # It runs once: on a CPU, better code takes 1.5 s more to compile and runs no faster. The values are the same.
-        quick = {"xla_backend_optimization_level": 1} if self.mesh.devices.flat[0].platform == "cpu" else None
-        return jax.jit(init_state, static_argnums=0, compiler_options=quick)(self.config)
+        return initial_state(self.config, self.mesh)
 
     def abstract_state(self) -> TrainState:
         """Shapes, dtypes and shardings of the state, without any of its bytes."""
@@ -133,8 +130,7 @@ class Session:
 
     def put(self, batch: Batch) -> DeviceBatch:
         """Lay a batch out over the mesh: this process's rows go to its devices."""
-        arrays = (batch.inputs, batch.targets, batch.weights)
-        return DeviceBatch(*place(arrays, _layout(self.mesh), self.plan.micro_batch, axis=1))
+        return put_batch(batch, self.mesh, self.plan.micro_batch)
 
     def batch_on_devices(self, step: int) -> tuple[int, int]:
         """Checksums of a step's inputs: of the whole batch as it should be, and as all devices together hold it."""
@@ -146,7 +142,3 @@ class Session:
         placed = self.put(batch)
         with jax.transfer_guard("disallow"):
             return self.train_step(state, placed)
-
-
-def _layout(mesh: Mesh) -> jax.sharding.NamedSharding:
-    return batch_sharding(mesh, "micro", "batch", "sequence")
